@@ -14,7 +14,7 @@ import msgspec
 
 from lab.replay.recorded import END_TOKEN, NotReplayable, RecordedRun
 from lab.replay.recorded_drafts import RecordedDrafts, drafts_of
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
@@ -114,10 +114,11 @@ class _Diverged(Exception):
     """A plan differs from the recorded one; the rest cannot be computed."""
 
 
-class _RecordedDevice:
+class _RecordedDevice(CountedAdapters):
     """An executor with recorded durations, failures and numbers of tokens."""
 
     def __init__(self, run: RecordedRun, clock: ReplayClock) -> None:
+        super().__init__()
         self._run = run
         self._clock = clock
         self._launched: deque[tuple[Plan, StepRecorded | None]] = deque()

@@ -19,6 +19,7 @@ from lab.simulation.invariants import Invariants
 from lab.simulation.sim_executor import LinearCost, SimExecutor, WrongContents
 from lab.simulation.workload import Arrival
 from service.engine.admission import Limits
+from service.engine.executor import Adapter
 from service.engine.inbox import (
     Cancel,
     Command,
@@ -118,6 +119,12 @@ class _Watched:
 
     def collect(self) -> StepOutcome:
         return self._inner.collect()
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return self._inner.place_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return self._inner.drop_adapter(number)
 
 
 class World:

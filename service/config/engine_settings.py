@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-import msgspec
-
+from service.config.adapter_settings import AdapterSettings
 from service.config.model_ref import ModelRef
 from service.config.setting import ConfigError, Group, Unit, check_fields, setting
 
@@ -14,7 +13,7 @@ Format = Literal["auto", "int8", "fp8"]  # of weights, and of keys and values
 EXECUTORS: tuple[str, ...] = get_args(Executor)
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
     """Settings of the engine process, with the model they are for."""
 
     model: ModelRef

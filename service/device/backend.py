@@ -29,7 +29,8 @@ class Backend(Generic[DecoderT, PagesT]):
     layers. `load` reads the weights, `make_pages` allocates so many blocks. `make_executor` is
     None where `TorchExecutor` runs the plans. With `collectives` this is one tensor-parallel
     rank, and what it loads and allocates is its part. `no_states` says why prompts cannot be read
-    from final states; empty: the decoder is a `StatesDecoder`.
+    from final states; empty: the decoder is a `StatesDecoder`. `adapters_fault` says why it cannot
+    compute LoRA adapters, None when it can.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Backend(Generic[DecoderT, PagesT]):
         Callable[[DecoderT, PagesT, Sampler, Clock, CpuKvPool | None], DeviceExecutor] | None
     ) = None
     collectives: Collectives | None = None
+    adapters_fault: str | None = None
     no_states: str = ""
 
 

@@ -25,6 +25,10 @@ from service.device.openvino.graph import WeightStorage
 from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
 
+_OPENVINO_ADAPTERS_FAULT = (
+    "OpenVINO's graph computes no LoRA adapters; use --executor native or torch"
+)
+
 
 def choose_backend(
     config: EngineConfig,
@@ -114,6 +118,8 @@ def openvino_backend(
     config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
 ) -> Backend[OpenVinoDecoder, OpenVinoKvCache]:
     """The OpenVINO runtime; compiled here, since it decides the pages. Raises ConfigError."""
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_OPENVINO_ADAPTERS_FAULT}")
     rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     int8 = config.weights_format == "int8"
     settings = OpenVinoSettings(
@@ -134,6 +140,7 @@ def openvino_backend(
         block_bytes=layout.page_bytes,
         load=lambda: decoder,
         make_pages=decoder.make_cache,
+        adapters_fault=_OPENVINO_ADAPTERS_FAULT,
         no_states="OpenVINO's graph gives logits only; use --executor native or torch",
     )
 

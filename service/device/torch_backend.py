@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from service.config.settings import EngineConfig
+from service.config.settings import ConfigError, EngineConfig
 from service.device.attention.base import GraphAttention
-from service.device.attention_choice import Chosen, choose_attention
+from service.device.attention_choice import Chosen, choose_attention, triton_fault
 from service.device.backend import KV_LABELS, Backend, Progress, joined
 from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvCache, KvFormat, make_cache, page_bytes
+from service.device.lora.reader import MOST_RANK
+from service.device.lora.torch_adapters import DecoderAdapters
 from service.device.memory import choose_kv_format
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
@@ -23,6 +25,8 @@ from service.device.sharding.collectives import Collectives, refuse_impossible
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank
 from service.device.torch_executor import DeviceExecutor
 from telemetry.facts.clock import Clock
+
+_RANKS_ADAPTERS_FAULT = "tensor-parallel ranks compute no LoRA adapters; use --tensor-parallel 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,17 @@ class _Parts:
         return Decoder(
             self.source, self.chosen.attention, self.max_tokens, self.precision, self.device,
             self.progress, self.matrices, self.chosen.ops, self.collectives or WHOLE,
+            self._adapters(),
         )  # fmt: skip
+
+    def _adapters(self) -> DecoderAdapters | None:
+        """With our kernels, where the other products of a layer have them."""
+        spec, device = self.source.spec, self.device
+        if self.config.lora_bytes is None or triton_fault(spec, device) is not None:
+            return None
+        from service.device.lora.triton_adapters import TritonAdapters
+
+        return TritonAdapters(spec, self.precision.compute, device, MOST_RANK)
 
     def make_pages(self, blocks: int) -> KvCache:
         # padding of captured batches writes to a page of its own
@@ -88,7 +102,7 @@ class _Parts:
         assert attention is not None, "its decode steps are not captured"
         return cuda_executor(
             decoder, attention, pages, sampler, clock, cpu_pool, self.config.max_seqs,
-            self.max_tokens, self.progress,
+            self.max_tokens, self.progress, self.config.lora_bytes is not None,
         )  # fmt: skip
 
 
@@ -129,6 +143,7 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
+        adapters_fault=None if collectives is None else _RANKS_ADAPTERS_FAULT,
         no_states="" if collectives is None else "not with --tensor-parallel above 1",
     )
 
@@ -140,5 +155,7 @@ def _share(
     if config.tensor_parallel == 1:
         return source, None
     refuse_impossible(config, device)
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_RANKS_ADAPTERS_FAULT}")
     place = TensorParallelRank(rank, config.tensor_parallel)
     return ShardedWeights(source, place), Collectives(place, device)

@@ -85,7 +85,8 @@ class SlotStart:
 
     `outputs` are the tokens it had generated before; penalties count them and the
     prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `prompt_output`
-    is what its chunks' `reads` are for.
+    is what its chunks' `reads` are for. `adapter` is the number under which a LoRA adapter was
+    placed on the executor, 0 for the base model.
     """
 
     slot: int
@@ -97,6 +98,7 @@ class SlotStart:
     end_token_ids: Sequence[int]
     grammar: Grammar | None = None
     prompt_output: PromptOutput | None = None
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

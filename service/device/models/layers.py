@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.lora.torch_adapters import LayerProducts
+from service.device.lora.weights import Module
 from service.device.models.experts import load_experts
 from service.device.models.ops import LayerOps
 from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM, tensor_shape
@@ -21,17 +23,18 @@ class Gated:
     gate_up: Product
     down: Product
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        return self.down(ops.gated(self.gate_up(x)))
+    def __call__(self, x: torch.Tensor, ops: LayerOps, product: LayerProducts) -> torch.Tensor:
+        gate_up = product(Module.GATE_UP, self.gate_up, x)
+        return product(Module.DOWN, self.down, ops.gated(gate_up))
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A mixture of experts (`experts`)."""
+    """A mixture of experts (`experts`), which no adapter changes."""
 
     product: Product
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: LayerOps, product: LayerProducts) -> torch.Tensor:
         return self.product(x)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.cpp", "decoder_attention.cpp", "library.cpp")
+_SOURCES = ("decoder.cpp", "decoder_attention.cpp", "decoder_adapters.cpp", "library.cpp")
 _COMPILERS = ("g++", "clang++")
 _FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno",

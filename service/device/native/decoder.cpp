@@ -148,6 +148,7 @@ void Decoder::forward(const Batch& batch) {
   check(batch);
   split_count_ = 0;
   for (AttentionPlan& plan : plans_) plan_attention(batch, plan);
+  plan_adapters(batch);
   reserve(batch);
   pool_.run([&](PhaseCursor& cursor) { step(batch, cursor); });
 }
@@ -168,11 +169,12 @@ void Decoder::logits_of_states(const float* states, int rows, float* logits) {
 }
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
-  const int rows = batch.tokens;
+  const int rows = batch.tokens, index = int(&layer - layers_.data());
   auto norm_of = [](const std::vector<float>& norm) -> const float* {
     return norm.empty() ? nullptr : norm.data();
   };
-  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, norm_of(layer.input_norm), nullptr};
+  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, norm_of(layer.input_norm), nullptr,
+          {index, Module::kQkv}};
   product(layer.qkv, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
@@ -181,12 +183,13 @@ void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cu
   rope_and_write_kv(batch, layer, cursor);
   attend(batch, layer, cursor);
   merge_splits(plans_[layer.plan], cursor);
-  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr},
-              layer.out_norm, cursor);
+  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr,
+                          {index, Module::kOut}}, layer.out_norm, cursor);
   x.norm = norm_of(layer.ffn_norm);
+  x.adapted.module = Module::kGateUp;
   feed_forward(layer, x, cursor);
-  add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr},
-              layer.ffn_out_norm, cursor);
+  add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr,
+                           {index, Module::kDown}}, layer.ffn_out_norm, cursor);
 }
 
 void Decoder::embed(const Batch& batch, PhaseCursor& cursor) {
@@ -229,11 +232,21 @@ void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&&
   const bool normed = x.norm != nullptr;
   const Rows rows{normed ? prepared.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
                   prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data()};
+  auto prepare_by_thread = [&] {
+    for (int row = 0; !is_prepared && row < x.rows; row++) prepare_row(x, row, prepared);
+    is_prepared = true;
+  };
+  if (x.adapted.layer >= 0) {
+    const auto& pieces = down_pieces_[int(x.adapted.module)];
+    pool_.phase(cursor, int(pieces.size()), [&](int begin, int end) {
+      prepare_by_thread();
+      for (int i = begin; i < end; i++) multiply_down(rows, x.adapted, pieces[i]);
+    });
+  }
   const int blocks = x.rows <= kMostBlockRows ? 1 : (x.rows + kRowBlock - 1) / kRowBlock;
   const int block_rows = blocks == 1 ? x.rows : kRowBlock;
   pool_.phase(cursor, blocks * panels, [&](int begin, int end) {
-    for (int row = 0; !is_prepared && row < x.rows; row++) prepare_row(x, row, prepared);
-    is_prepared = true;
+    prepare_by_thread();
     for (int piece = begin; piece < end; piece++) {
       const int first = piece / panels * block_rows;
       body(rows, piece % panels, first, std::min(block_rows, x.rows - first));
@@ -247,6 +260,7 @@ void Decoder::product(const Matrix& matrix, const Input& x, PhaseCursor& cursor,
   for_panels(x, matrix.panels(), cursor, [&](const Rows& rows, int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
     matrix.multiply(panel, rows, first, height, sums);
+    add_low_rank(x.adapted, 0, panel, first, height, sums);
     body(panel, first, height, sums);
   });
 }
@@ -280,6 +294,8 @@ void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& curs
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
     layer.gate.multiply(panel, rows, first, height, gate);
     layer.up.multiply(panel, rows, first, height, up);
+    add_low_rank(x.adapted, 0, panel, first, height, gate);
+    add_low_rank(x.adapted, 1, panel, first, height, up);
     for (int r = 0; r < height; r++) {
       float* to = activated_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 
 #include "attention.h"
+#include "lora.h"
 #include "norm.h"
 
 namespace ps {
@@ -40,12 +42,20 @@ struct Batch {
   const int64_t* pages;
   float* logits;                // [samples, vocab]
   float* states;                // [samples, hidden] instead of logits; null: logits
+  const AdapterSegment* segment;  // [segments], apart and in order; other rows have no adapter
+  int32_t segments;
 };
 
 enum class MatrixName : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
 enum class NormName : int { kInput, kQuery, kKey, kFfn, kFinal, kOut, kFfnOut };
 
 constexpr int kRopes = 2;  // of the model, and of layers with a window
+
+// The product that an adapter may change; none where `layer` is negative.
+struct Adapted {
+  int layer = -1;
+  Module module = Module::kQkv;
+};
 
 // Input rows [rows][count] of a product: row r is number `picked[r]` in memory, or r. They are
 // normalised first where there is a norm.
@@ -55,6 +65,7 @@ struct Input {
   int count, rows;
   const float* norm;
   const int64_t* picked;
+  Adapted adapted = {};
 
   const float* at(int row) const { return from + (picked ? picked[row] : row) * stride; }
 };
@@ -83,6 +94,11 @@ class Decoder {
   void set_layer(int layer, int window, int rope);
   void set_cache(int layer, const LayerCache& cache) { layers_[layer].cache = cache; }
 
+  // `kind` is that of A and B. Returns the bytes that the adapter takes.
+  size_t place_adapter(int number, const AdapterMatrices* matrices, int count, Kind kind);
+  // No step that is being computed may have it.
+  void drop_adapter(int number);
+
   // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
   // Logits [rows, vocab] of final states [rows, hidden], as `forward` gives them.
@@ -109,10 +125,23 @@ class Decoder {
   struct Rope {
     std::vector<float> cos, sin;  // [positions][rotary_dim / 2]
   };
+  // Rows with an adapter, and rows [first, first + rows) times one panel of its A.
+  struct Segment {
+    const Adapter* adapter;
+    int begin, rows;
+  };
+  struct DownPiece {
+    const Adapter* adapter;
+    int panel, first, rows;
+  };
 
   Matrix& matrix(int layer, MatrixName which);
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch, AttentionPlan& plan);
+  void plan_adapters(const Batch& batch);
+  void multiply_down(const Rows& rows, const Adapted& at, const DownPiece& piece);
+  void add_low_rank(const Adapted& at, int matrix, int panel, int first, int height,
+                    float* sums) const;
   void reserve(const Batch& batch);
   void resize(PreparedRows& prepared, size_t rows) const;
   void step(const Batch& batch, PhaseCursor& cursor);
@@ -156,6 +185,12 @@ class Decoder {
   std::vector<Scratch> scratch_;
   std::vector<AttentionPlan> plans_{AttentionPlan{kNoWindow, {}, {}}};
   int split_count_ = 0;
+  std::mutex adapters_mutex_;
+  std::map<int, std::unique_ptr<Adapter>> adapters_;
+  std::vector<Segment> segments_;
+  std::array<std::vector<DownPiece>, kModules> down_pieces_;
+  Buffer<float> low_;  // A x of each row
+  int low_stride_ = 0;
   Pool pool_;
 };
 

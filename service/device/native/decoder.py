@@ -12,6 +12,7 @@ from service.device.inputs import StepInputs
 from service.device.models.layers import load_norm
 from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM
 from service.device.models.weight_source import WeightSource, checked
+from service.device.native.adapters import NativeAdapters, packed_segments
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
     BatchStruct,
@@ -105,6 +106,7 @@ class NativeDecoder:
             logit_cap=spec.logit_softcap or 0.0,
         )
         self.library = load_library(config, progress)
+        self.adapters = NativeAdapters(self.library)
         self._attached: NativeKvCache | None = None
         _Loader(source, self.library, rounding).load(max_tokens, progress)
 
@@ -146,6 +148,7 @@ class NativeDecoder:
             pages += span.blocks
         span_memory = torch.tensor(spans, dtype=torch.int32)
         page_memory = torch.tensor(pages, dtype=torch.int64)
+        segments = packed_segments(inputs.segments)
         batch = BatchStruct(
             tokens=len(inputs.token_ids),
             spans=len(spans) // 4,
@@ -159,6 +162,8 @@ class NativeDecoder:
             pages=page_memory.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
             states=None if states is None else states.data_ptr(),
+            segment=segments.data_ptr(),
+            segments=len(segments),
         )
         self.library.forward(batch)
 

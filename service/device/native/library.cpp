@@ -56,6 +56,17 @@ int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_s
   return guarded([&] { decoder(handle)->set_cache(layer, cache); });
 }
 
+int ps_place_adapter(void* handle, int number, const ps::AdapterMatrices* matrices, int count,
+                     int kind, int64_t* bytes) {
+  return guarded([&] {
+    *bytes = int64_t(decoder(handle)->place_adapter(number, matrices, count, ps::Kind(kind)));
+  });
+}
+
+int ps_drop_adapter(void* handle, int number) {
+  return guarded([&] { decoder(handle)->drop_adapter(number); });
+}
+
 int ps_forward(void* handle, const ps::Batch* batch) {
   return guarded([&] { decoder(handle)->forward(*batch); });
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -61,7 +61,17 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "spans", "samples", "cache_pages")),
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "sampled")),
-        *((name, c_void_p) for name in ("span", "pages", "logits", "states")),
+        *((name, c_void_p) for name in ("span", "pages", "logits", "states", "segment")),
+        ("segments", c_int32),
+    ]
+
+
+class AdapterMatrices(ctypes.Structure):
+    """One module of a layer of an adapter; the C++ `AdapterMatrices`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("layer", "module", "rank")),
+        *((name, c_void_p) for name in ("down", "up", "scales")),
     ]
 
 
@@ -72,6 +82,15 @@ _SIGNATURES = {
     "ps_set_rope": [c_void_p, c_int, c_void_p, c_void_p, c_int],
     "ps_set_layer": [c_void_p, c_int, c_int, c_int],
     "ps_set_cache": [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+    "ps_place_adapter": [
+        c_void_p,
+        c_int,
+        POINTER(AdapterMatrices),
+        c_int,
+        c_int,
+        POINTER(c_int64),
+    ],
+    "ps_drop_adapter": [c_void_p, c_int],
     "ps_forward": [c_void_p, POINTER(BatchStruct)],
     "ps_head": [c_void_p, c_void_p, c_int, c_void_p],
 }
@@ -130,6 +149,19 @@ class Library:
             self._handle, layer, keys, values, key_scales, value_scales
         )
         _check(code, "cache")
+
+    def place_adapter(self, number: int, matrices: list[AdapterMatrices], kind: NumberKind) -> int:
+        """Copy an adapter whose A and B are of `kind`; the bytes that it takes. Raises
+        MemoryError."""
+        array, taken = (AdapterMatrices * len(matrices))(*matrices), c_int64()
+        code = self._library.ps_place_adapter(
+            self._handle, number, array, len(matrices), kind, ctypes.byref(taken)
+        )
+        _check(code, "adapter")
+        return taken.value
+
+    def drop_adapter(self, number: int) -> None:
+        _check(self._library.ps_drop_adapter(self._handle, number), "adapter")
 
     def forward(self, batch: BatchStruct) -> None:
         """Compute one step. Raises MemoryError, IndexError or RuntimeError."""

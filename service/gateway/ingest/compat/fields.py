@@ -16,6 +16,7 @@ from service.gateway.ingest.compat.dialects import (
     OPENAI,
     SGLANG,
     VLLM,
+    Dialect,
     accepted,
     honoured,
     refused,
@@ -40,6 +41,21 @@ NoEntries = Annotated[dict[Annotated[str, Meta(max_length=0)], None], Meta(max_l
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 CacheRetention = Literal["in_memory", "in-memory", "24h"]
 One = Annotated[float, Meta(ge=1, le=1)]
+
+# fields of others that the server has itself, under every setting (`request_types`)
+OWN = {
+    Dialect.VLLM: (
+        "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
+        "prompt_logprobs", "echo", "add_generation_prompt", "continue_final_message",
+        "chat_template_kwargs", "documents", "include_reasoning", "thinking_token_budget",
+        "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice",
+        "priority", "cache_salt",
+    ),
+    Dialect.SGLANG: (
+        "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
+        "continue_final_message", "chat_template_kwargs", "priority", "cache_salt",
+    ),
+}  # fmt: skip
 
 _NO_MEDIA = "the server takes text only"
 _NO_TRANSFER = "it moves no cache between servers"
