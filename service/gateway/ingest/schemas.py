@@ -59,9 +59,6 @@ class GenerationRequest:
 
     model: str | None
     messages: tuple[dict[str, Any], ...] | None = None
-    include_reasoning: bool = True
-    reasoning: ReasoningState = ReasoningState.NONE
-    thinking_token_budget: int | None = None
     chat: ChatOptions = field(default_factory=ChatOptions)
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
@@ -95,6 +92,9 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     best_of: int | None = None
     embedding: EmbeddingWish | None = None
+    reasoning: ReasoningState = ReasoningState.NONE
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
     @property
     def candidates(self) -> int:
