@@ -35,7 +35,7 @@ from service.model_files.model_store import ensure_default_model
 from telemetry.facts.clock import MonotonicClock
 
 RESULTS = Path(__file__).parent.parent / "results" / "lora_throughput.json"
-STREAMS, CONTEXT_TOKENS, STEPS = 8, 128, 24
+STREAMS, CONTEXT_TOKENS, STEPS = 8, 64, 16
 RANKS = (8, 16, 64)
 PREFILL_TOKENS = 512
 _GREEDY = SamplingParams(temperature=0.0)

@@ -11,6 +11,7 @@ import msgspec
 
 from docs.generate.markdown import code, one_line, table
 from telemetry.facts import (
+    adapter_records,
     autopilot_records,
     engine_records,
     engine_start,
@@ -36,6 +37,7 @@ the engine's loop.
 """
 _GROUPS = {
     "Written by the engine": engine_records,
+    "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
@@ -77,7 +79,8 @@ def _parts() -> list[type[msgspec.Struct]]:
 def _sets() -> list[type[StrEnum]]:
     return [
         found
-        for found in vars(reasons).values()
+        for home in (reasons, adapter_records)
+        for found in vars(home).values()
         if inspect.isclass(found) and issubclass(found, StrEnum) and found is not StrEnum
     ]
 

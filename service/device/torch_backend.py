@@ -17,6 +17,7 @@ from service.device.lora.torch_adapters import DecoderAdapters
 from service.device.memory import choose_kv_format
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
+from service.device.quantization.kept_linear import KeptFormat
 from service.device.quantization.linear import WHOLE, MatrixFormat
 from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import Precision, choose_precision
@@ -24,6 +25,7 @@ from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives, refuse_impossible
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank
 from service.device.torch_executor import DeviceExecutor
+from service.device.weights.kept_summary import summarize
 from telemetry.facts.clock import Clock
 
 _RANKS_ADAPTERS_FAULT = "tensor-parallel ranks compute no LoRA adapters; use --tensor-parallel 1"
@@ -131,11 +133,14 @@ def torch_backend(
         kv_format=choose_kv_format(config),
         progress=progress,
     )
+    plain_bytes = 1 if config.weights_format in ("int8", "fp8") else dtype.itemsize
+    kinds = parts.matrices.kinds if isinstance(parts.matrices, KeptFormat) else ()
+    kept = summarize(source, kinds, plain_bytes)
     faults = joined(note, parts.chosen.fault)
     return Backend(
         name=f"{parts.name} ({faults})" if faults else parts.name,
-        dtype=joined(precision.label, parts.matrices.label, KV_LABELS[parts.kv_format]),
-        weight_bytes=1 if config.weights_format != "auto" else dtype.itemsize,
+        dtype=joined(precision.label, kept.label, parts.matrices.label, KV_LABELS[parts.kv_format]),
+        weight_bytes=kept.weight_bytes,
         block_tokens=parts.page_tokens,
         block_bytes=page_bytes(source.spec, parts.page_tokens, dtype, parts.kv_format),
         load=parts.load,

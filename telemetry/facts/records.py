@@ -1,5 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
-`telemetry.facts.engine_records`, the machine's in `telemetry.facts.host_records`.
+`telemetry.facts.engine_records` and `adapter_records` there, the machine's in
+`telemetry.facts.host_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -13,6 +14,16 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
+from telemetry.facts.adapter_records import (
+    AdapterAdded,
+    AdapterClosed,
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterRead,
+    AdapterRefused,
+    AdapterUnloaded,
+)
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import (
@@ -228,6 +239,14 @@ Fact = (
     | SequenceResumed
     | SequenceEnded
     | GrammarCompiled
+    | AdapterAdded
+    | AdapterRead
+    | AdapterLoaded
+    | AdapterEvicted
+    | AdapterClosed
+    | AdapterUnloaded
+    | AdapterFailed
+    | AdapterRefused
     | StepAborted
     | StepCostSet
     | LimitsSet

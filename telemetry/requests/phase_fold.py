@@ -18,6 +18,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import islice
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded, AdapterRead
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -84,6 +85,7 @@ class PhaseFold:
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
+        self._adapter_reads_ns: dict[int, int] = {}
         self._cut = frozenset(cut)
 
     @property
@@ -139,6 +141,7 @@ class PhaseFold:
                 self._request_fact(fact)
             case EngineStarted():
                 self._sequences.is_attached = fact.is_attached
+                self._adapter_reads_ns.clear()
             case SequenceQueued():
                 self._sequences.queued(fact)
             case SequenceAdmitted():
@@ -149,6 +152,12 @@ class PhaseFold:
                 self._sequences.resumed(fact.seq_id, fact.at_ns)
             case GrammarCompiled():
                 self._compiled(fact)
+            case AdapterRead():
+                self._adapter_reads_ns[fact.number] = fact.read_ns
+            case AdapterLoaded():
+                self._adapter_loaded(fact)
+            case AdapterEvicted():
+                self._sequences.adapter_evicted(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
             case SequencesListed():
@@ -202,6 +211,11 @@ class PhaseFold:
         request = self._requests.get(request_id or "")
         workload = ENGINE_WIDE if request is None else _classify(request)
         self._publish(Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, workload))
+
+    def _adapter_loaded(self, fact: AdapterLoaded) -> None:
+        self._sequences.adapter_loaded(fact)
+        load_ns = self._adapter_reads_ns.pop(fact.number, 0) + fact.place_ns
+        self._publish(Measured(Measure.ADAPTER_LOAD, load_ns, fact.at_ns, ENGINE_WIDE))
 
     # Ends
 

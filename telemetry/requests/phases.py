@@ -49,9 +49,9 @@ class Measure(StrEnum):
     answer); TPOT is the time from first to last token over the tokens after the first; ITL is
     each gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT, E2E
     and DELIVER are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
-    (near 0 from the cache), MASK the time for the masks of constrained rows in one step;
-    CANCEL_TO_FREE is from the detection of a disconnect, delete or timeout until the last block
-    is free.
+    (near 0 from the cache), ADAPTER_LOAD the time to read and place an adapter's weights, MASK the
+    time for the masks of constrained rows in one step; CANCEL_TO_FREE is from the detection of a
+    disconnect, delete or timeout until the last block is free.
     """
 
     QUEUE = "queue"
@@ -61,6 +61,7 @@ class Measure(StrEnum):
     TPOT = "tpot"
     E2E = "e2e"
     GRAMMAR_COMPILE = "grammar_compile"
+    ADAPTER_LOAD = "adapter_load"
     CANCEL_TO_FREE = "cancel_to_free"
     TOKENIZE = "tokenize"
     DELIVER = "deliver"

@@ -1,9 +1,10 @@
-"""Counters since the start of prefix reuse, drafts, constrained output and cache copies."""
+"""Counters since the start of prefix reuse, drafts, constrained output, adapters, cache copies."""
 
 from __future__ import annotations
 
 import msgspec
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterFailed, AdapterLoaded
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
@@ -42,6 +43,9 @@ class Totals(msgspec.Struct):
     grammars_compiled: int = 0
     grammars_cached: int = 0
     grammars_refused: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    adapter_failures: int = 0
     outputs_valid: int = 0
     outputs_invalid: int = 0
     reasoning_tokens: int = 0
@@ -72,6 +76,12 @@ class Totals(msgspec.Struct):
                 self.grammars_refused += fact.refused
                 self.grammars_cached += fact.cached and not fact.refused
                 self.grammars_compiled += not fact.cached and not fact.refused
+            case AdapterLoaded():
+                self.adapter_loads += 1
+            case AdapterEvicted():
+                self.adapter_evictions += 1
+            case AdapterFailed():
+                self.adapter_failures += 1
             case StepAborted():
                 self.steps_failed[fact.failure] = self.steps_failed.get(fact.failure, 0) + 1
             case SequencePaused():

@@ -53,6 +53,7 @@ MAX_PREEMPTED = 64
 MAX_EVENTS = 128
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
+    WaitReason.ADAPTER: "adapter.load",
     WaitReason.CLIENT_PAUSE: "client.pause",
     WaitReason.REMOTE_KV: "kv.wait",
 }
@@ -194,7 +195,7 @@ class _Tree:
         return spans
 
     def _own_waits_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Spans of waits for the sequence's own grammar or client."""
+        """Spans of waits for the sequence's own grammar, adapter or client."""
         found: list[ReadableSpan] = []
         for seq_id, wait in self._waits_in(phase)[:MAX_OWN_WAITS]:
             attributes: Attributes = {"phasescope.seq_id": seq_id}

@@ -29,6 +29,7 @@ _NAMES = {
     Measure.TOKENIZE: "Tokenize",
     Measure.DELIVER: "Deliver",
     Measure.GRAMMAR_COMPILE: "Compile of a grammar",
+    Measure.ADAPTER_LOAD: "Load of an adapter",
     Measure.MASK: "Masks of a step",
     Measure.CANCEL_TO_FREE: "From a cancellation to free blocks",
 }

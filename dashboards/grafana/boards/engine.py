@@ -20,6 +20,19 @@ def _rates(title: str, *metrics: tuple[Metric, str], unit: str = "short") -> Pan
     )
 
 
+def _lines(title: str, *metrics: tuple[Metric, str], unit: str = "short") -> Panel:
+    """Gauges by replica in one panel, by the words given for each."""
+    return Panel(
+        title=title,
+        queries=tuple(
+            Query(total(metric, "instance"), f"{{{{instance}}}} {legend}")
+            for metric, legend in metrics
+        ),
+        unit=unit,
+        about=" ".join(metric.help for metric, _ in metrics),
+    )
+
+
 _BATCH = Row(
     title="Batch",
     panels=(
@@ -203,6 +216,29 @@ _EXTRAS = Row(
     ),
 )
 
+_ADAPTERS = Row(
+    title="LoRA adapters",
+    panels=(
+        _lines(
+            "Adapters",
+            (engine.ADAPTERS_KNOWN, "known"),
+            (engine.ADAPTERS_PLACED, "placed"),
+        ),
+        _lines(
+            "Memory of adapters",
+            (engine.ADAPTERS_PLACED_BYTES, "placed"),
+            (engine.ADAPTERS_MEMORY_BYTES, "allowed"),
+            unit="bytes",
+        ),
+        _rates(
+            "Loads and evictions a second",
+            (_T["adapter_loads"], "loads"),
+            (_T["adapter_evictions"], "evictions"),
+            (_T["adapter_failures"], "failures"),
+        ),
+    ),
+)
+
 _LIFE = Row(
     title="Life of the engine",
     panels=(
@@ -237,5 +273,5 @@ BOARD = Board(
     name="engine",
     title="phasescope / Engine and KV cache",
     about="Steps, tokens and the KV cache, and what keeps sequences from running.",
-    rows=(_BATCH, _STEPS, _CACHE, _EXTRAS, _LIFE),
+    rows=(_BATCH, _STEPS, _CACHE, _EXTRAS, _ADAPTERS, _LIFE),
 )

@@ -291,5 +291,5 @@ def cuda_executor(
     )
     if on_gpu:
         adapters = adapters and decoder.adapters.captured is not None
-        executor.graphs.capture_all(adapters, progress)
+        executor.graphs.capture_all(progress, adapters)
     return executor

@@ -84,7 +84,7 @@ class DecodeGraphs:
         self._runs = 0
 
     def capture_all(
-        self, adapters: bool = False, progress: Callable[[str], None] = lambda what: None
+        self, progress: Callable[[str], None] = lambda what: None, adapters: bool = False
     ) -> None:
         """The largest first: the smaller ones then fit into its memory. Those with `adapters` too,
         if any will be placed."""

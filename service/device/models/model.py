@@ -23,7 +23,9 @@ from service.device.lora.torch_adapters import (
 )
 from service.device.lora.weights import Module
 from service.device.models.layers import LayerWeights, load_layer, load_norm
+from service.device.models.matrices import MatrixReader
 from service.device.models.ops import LayerOps, PlainOps
+from service.device.models.tensors import HEAD
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision, rounded
@@ -109,7 +111,8 @@ class Decoder:
             head = matrices.linear(embedding)
             self._embedding: Table = head
         else:
-            head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
+            reader = MatrixReader(source, precision, matrices, device)
+            head = reader.linear([HEAD])
             self._embedding = matrices.table(embedding)
         self._head = partition.column_parallel(head)
 

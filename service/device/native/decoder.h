@@ -66,14 +66,23 @@ struct Input {
   const float* norm;
   const int64_t* picked;
   Adapted adapted = {};
+  bool quantizes = false;          // the weights are integers
+  const int32_t* order = nullptr;  // of the inputs, where the weights have another
+
+  void suit(const Matrix& matrix) {
+    quantizes = matrix.takes_integers();
+    order = matrix.order();
+  }
 
   const float* at(int row) const { return from + (picked ? picked[row] : row) * stride; }
 };
 
-// Rows as a product needs them: normalised, and for int8 weights quantized with a scale each.
+// Rows as a product needs them: normalised, and for integer weights in their order, quantized with
+// a scale each, and summed.
 struct PreparedRows {
-  Buffer<float> normed, scales;
+  Buffer<float> normed, ordered, scales;
   Buffer<int16_t> quantized;
+  Buffer<int32_t> sums;
 };
 
 struct Layer {
@@ -89,6 +98,9 @@ class Decoder {
   explicit Decoder(const Config& config);
 
   void set_matrix(int layer, MatrixName which, const float* weight, const float* bias);
+  // All parts of a matrix one after the other, the first from output 0.
+  void set_part(int layer, MatrixName which, const StoredPart& part);
+  void set_order(int layer, MatrixName which, const int32_t* order);
   void set_norm(int layer, NormName which, const float* weight);
   void set_rope(int which, const float* cos, const float* sin, int positions);
   void set_layer(int layer, int window, int rope);
@@ -136,6 +148,8 @@ class Decoder {
   };
 
   Matrix& matrix(int layer, MatrixName which);
+  int outputs_of(MatrixName which) const;
+  int inputs_of(MatrixName which) const;
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch, AttentionPlan& plan);
   void plan_adapters(const Batch& batch);
@@ -151,7 +165,7 @@ class Decoder {
   template <class Body>
   void for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body);
   template <class Body>
-  void product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body);
+  void product(const Matrix& matrix, Input x, PhaseCursor& cursor, Body&& body);
   void rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
   void rope_and_write_token(const Batch& batch, const Layer& layer, int token);
   void norm_heads(float* heads, int count, const std::vector<float>& norm) const;
@@ -163,7 +177,7 @@ class Decoder {
   void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
   void add_product(const Matrix& matrix, const Input& x, const std::vector<float>& norm,
                    PhaseCursor& cursor);
-  void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
+  void feed_forward(const Layer& layer, Input x, PhaseCursor& cursor);
   void write_states(const Batch& batch, PhaseCursor& cursor);
   void compute_logits(const Input& x, float* logits, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }

@@ -37,6 +37,14 @@ int ps_set_matrix(void* handle, int layer, int which, const float* weight, const
   return guarded([&] { decoder(handle)->set_matrix(layer, ps::MatrixName(which), weight, bias); });
 }
 
+int ps_set_part(void* handle, int layer, int which, const ps::StoredPart* part) {
+  return guarded([&] { decoder(handle)->set_part(layer, ps::MatrixName(which), *part); });
+}
+
+int ps_set_order(void* handle, int layer, int which, const int32_t* order) {
+  return guarded([&] { decoder(handle)->set_order(layer, ps::MatrixName(which), order); });
+}
+
 int ps_set_norm(void* handle, int layer, int which, const float* weight) {
   return guarded([&] { decoder(handle)->set_norm(layer, ps::NormName(which), weight); });
 }

@@ -190,7 +190,7 @@ class GenerationHandler:
             operation=self._operation,
             request_id=request.wishes.answer_id or self.request_id,
             created_unix_s=unix_seconds(),
-            model=self._state.model,
+            model=request.model or self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
             wishes=request.wishes,

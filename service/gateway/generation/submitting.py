@@ -44,6 +44,7 @@ def build_submits(
     output = wanted_of_prompts(request, started) if output is None else output
     has_tokens = request.embedding is None  # only tokens have latency targets
     seed = secrets.randbits(62) if request.seed is None else request.seed
+    adapter = state.adapter_of(request.model)
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
         # token ids are encoded already: the encoder copies the bytes
@@ -67,6 +68,7 @@ def build_submits(
                 ttft_target_ns=slo.ttft_ns if has_tokens else None,
                 itl_target_ns=slo.itl_ns if has_tokens else None,
                 prompt_output=output if number == 0 else None,
+                adapter=adapter,
             )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.config.adapter_settings import ADAPTER_NAME_CHARACTERS as MOST_NAME_CHARACTERS
+from service.engine.adapters.registry import MAX_KNOWN_ADAPTERS
 from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
 
 
@@ -84,6 +86,15 @@ PROMPT_SCORES = Limit(
 PRIORITY = Limit(100, "classes each way", "`priority`", "requests age through them")
 TIMEOUT_S = Limit(86_400, "seconds", "`timeout`", "a day")
 MODEL_CHARACTERS = Limit(512, "characters", "`model`", "it is echoed in the error")
+ADAPTERS = Limit(
+    MAX_KNOWN_ADAPTERS, "adapters", "adapters that one server knows",
+    "each is a name in lists; the memory of those in use is bounded by --lora-memory",
+)  # fmt: skip
+ADAPTER_NAME_CHARACTERS = Limit(
+    MOST_NAME_CHARACTERS, "characters", "`lora_name`", "it becomes a label of metrics"
+)
+PATH_CHARACTERS = Limit(4096, "characters", "`lora_path`", "as long as a path may be")
+UNLOAD_WAIT_S = Limit(50, "seconds", "`timeout` of an unload", "the answer waits so long")
 SALT_CHARACTERS = Limit(256, "characters", "`cache_salt`", "it is hashed for every cached block")
 USER_CHARACTERS = Limit(
     512, "characters", "`user`, `safety_identifier`, `prompt_cache_key`",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
-from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
 from service.gateway.ingest.compat.wishes import cut_prompt
@@ -137,8 +137,6 @@ class BodyReader:
                 request = parse_completion(body, self._defaults, self.compat)
             case Operation.EMBEDDINGS:
                 request = parse_embeddings(body)
-        if request.model is not None and request.model != self.model:
-            raise model_not_found(request.model, self.model)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:

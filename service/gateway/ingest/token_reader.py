@@ -11,9 +11,10 @@ from enum import StrEnum
 import msgspec
 
 from service.gateway.errors import ApiError, bad_request, model_not_found
-from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, template_message
+from service.gateway.ingest.chat_prompt import chat_options, chat_prompt, template_message
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.prompting import PackedError
+from service.gateway.ingest.request_types import ChatBody, ChatMessage
 from service.gateway.ingest.token_bodies import (
     DetokenizeBody,
     Detokenized,
@@ -21,6 +22,8 @@ from service.gateway.ingest.token_bodies import (
     Tokenized,
 )
 from service.text.tokenizer import Tokenizer
+
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class TokenTask(StrEnum):
@@ -56,23 +59,24 @@ class TokenReader:
         if (sent.prompt is None) == (sent.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
         if sent.messages is not None:
-            begins_answer = sent.add_generation_prompt is not False
-            messages = [template_message(one, at) for at, one in enumerate(sent.messages)]
-            options = ChatOptions(add_generation_prompt=begins_answer)
-            text = chat_prompt(tokenizer, messages, options)
+            text = self._rendered(sent, sent.messages)
             add_special = bool(sent.add_special_tokens)
         else:
-            if sent.add_generation_prompt is not None:
-                raise bad_request(
-                    "add_generation_prompt is for messages, not for a prompt",
-                    "add_generation_prompt",
-                )
+            for name in _OF_MESSAGES:
+                if getattr(sent, name) is not None:
+                    raise bad_request(f"{name} is for messages, not for a prompt", name)
             text, add_special = sent.prompt or "", sent.add_special_tokens is not False
         ids = tokenizer.encode(text, add_special)
         strings = [tokenizer.token_string(i) for i in ids] if sent.return_token_strs else None
         return Tokenized(
             count=len(ids), max_model_len=context_tokens, tokens=ids, token_strs=strings
         )
+
+    def _rendered(self, sent: TokenizeBody, messages: list[ChatMessage]) -> str:
+        """As the chat route renders them."""
+        chat = ChatBody(messages=messages, **{name: getattr(sent, name) for name in _OF_MESSAGES})
+        shown = [template_message(one, at) for at, one in enumerate(messages)]
+        return chat_prompt(self._tokenizer, shown, chat_options(chat))
 
     def _detokenize(self, body: bytes) -> Detokenized:
         sent = decode(body, DetokenizeBody)

@@ -213,7 +213,9 @@ class StreamCompleted(Struct, kw_only=True):
 
 
 class Model(Struct, kw_only=True):
-    """The served model; the last three fields are there once the engine has started."""
+    """The served model, or an adapter of it, whose `parent` it is. `max_model_len`, `backend` and
+    `dtype` are there once the engine has started; `rank`, `bytes` and `placed` (whether it is in
+    memory now) of an adapter that has been read."""
 
     id: str
     object: Literal["model"]
@@ -223,10 +225,15 @@ class Model(Struct, kw_only=True):
     max_model_len: int | UnsetType = UNSET
     backend: str | UnsetType = UNSET
     dtype: str | UnsetType = UNSET
+    root: str = ""
+    parent: str | None = None
+    rank: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    placed: bool | UnsetType = UNSET
 
 
 class Models(Struct, kw_only=True):
-    """The list of models, which has one entry."""
+    """The base model, and its adapters."""
 
     object: Literal["list"]
     data: list[Model]

@@ -70,6 +70,24 @@ PREEMPTIONS = Metric(
     Kind.COUNTER,
     "Number of preemptions: a running sequence lost its KV cache blocks.",
 )
+ADAPTERS_KNOWN = Metric(
+    "phasescope_adapters_known", Kind.GAUGE, "Number of LoRA adapters that clients may ask for."
+)
+ADAPTERS_PLACED = Metric(
+    "phasescope_adapters_placed",
+    Kind.GAUGE,
+    "Number of LoRA adapters whose weights are on the device.",
+)
+ADAPTERS_PLACED_BYTES = Metric(
+    "phasescope_adapters_placed_bytes",
+    Kind.GAUGE,
+    "Bytes of device memory that placed LoRA adapters take.",
+)
+ADAPTERS_MEMORY_BYTES = Metric(
+    "phasescope_adapters_memory_bytes",
+    Kind.GAUGE,
+    "Bytes of device memory that LoRA adapters may take (--lora-memory).",
+)
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds",
     Kind.COUNTER,
@@ -146,6 +164,21 @@ TOTALS = {
             "Number of grammars found in the cache of compiled ones.",
         ),
         ("grammars_refused", "grammars_refused", "Number of grammars that could not be compiled."),
+        (
+            "adapter_loads",
+            "adapter_loads",
+            "Number of times that a LoRA adapter was placed on the device.",
+        ),
+        (
+            "adapter_evictions",
+            "adapter_evictions",
+            "Number of times that a LoRA adapter made room for another one.",
+        ),
+        (
+            "adapter_failures",
+            "adapter_failures",
+            "Number of times that a LoRA adapter could not be loaded.",
+        ),
         (
             "outputs_valid",
             "outputs_valid",

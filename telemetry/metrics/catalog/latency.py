@@ -20,6 +20,7 @@ _MEASURE_HELP = {
     Measure.TPOT: "Time per output token in seconds: mean over the tokens after the first.",
     Measure.E2E: "End-to-end latency in seconds: request accepted to last byte sent.",
     Measure.GRAMMAR_COMPILE: "Seconds to compile a grammar, those found in the cache included.",
+    Measure.ADAPTER_LOAD: "Seconds to read the weights of an adapter and place them on the device.",
     Measure.CANCEL_TO_FREE: (
         "Seconds from the detection of a disconnect, delete or timeout to the last block freed."
     ),

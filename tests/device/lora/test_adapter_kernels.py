@@ -201,6 +201,12 @@ def test_texts_of_captured_steps_are_those_of_torch() -> None:
     assert runtime.replays >= 4
 
 
+def test_graphs_with_adapters_are_captured_beforehand_where_any_will_be_placed() -> None:
+    executor, runtime = cuda_executor_of(TritonAdapters(SMALL.spec, torch.float32, CPU, 16))
+    executor.graphs.capture_all(adapters=True)
+    assert runtime.captured == 4 * len(executor.graphs.buckets)
+
+
 def test_without_a_table_steps_with_adapters_are_not_captured() -> None:
     executor, runtime = cuda_executor_of(TorchAdapters(SMALL.spec, torch.float32, CPU))
     wanted = texts(reference(), PROMPTS[:1], [3], 2)

@@ -55,6 +55,8 @@ def test_an_empty_text_has_no_tokens_and_no_tokens_have_no_text() -> None:
          "prompt"),
         (TokenTask.TOKENIZE, {"prompt": "a", "add_generation_prompt": True},
          "add_generation_prompt"),
+        (TokenTask.TOKENIZE, {"prompt": "a", "continue_final_message": True},
+         "continue_final_message"),
         (TokenTask.TOKENIZE, {"prompt": "a", "colour": 1}, "colour"),
         (TokenTask.TOKENIZE, {"prompt": "a", "model": "other"}, "model"),
         (TokenTask.TOKENIZE, {"prompt": 3}, "prompt"),
@@ -105,6 +107,11 @@ def test_the_server_counts_the_tokens_that_a_completion_is_charged(server: Serve
     charged = server.client.post("/v1/chat/completions", json=body).json()
     text = server.client.post("/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
 
+    open_end = {"messages": messages, "add_generation_prompt": False}
+    shorter = server.client.post("/tokenize", json=open_end).json()
+
+    assert shorter["tokens"] == counted["tokens"][: shorter["count"]]
+    assert shorter["count"] < counted["count"]
     assert counted["count"] == charged["usage"]["prompt_tokens"]
     assert "capital of France?" in text
     assert text.endswith("<|im_start|>assistant\n")
