@@ -65,9 +65,6 @@ class GenerationRequest:
 
     model: str | None
     messages: tuple[dict[str, Any], ...] | None = None
-    include_reasoning: bool = True
-    reasoning: ReasoningState = ReasoningState.NONE
-    thinking_token_budget: int | None = None
     chat: ChatOptions = field(default_factory=ChatOptions)
     asked_tools: AskedTools | None = None
     tools: ToolUse | None = None
@@ -104,6 +101,9 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     best_of: int | None = None
     embedding: EmbeddingWish | None = None
+    reasoning: ReasoningState = ReasoningState.NONE
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
     @property
     def candidates(self) -> int:
