@@ -1,6 +1,5 @@
-"""Random LoRA adapters of a model, in PEFT's format, for drills and benchmarks:
-
-python -m service.device.random_adapters FOLDER COUNT [MODEL]
+"""Random LoRA adapters of a model, in PEFT's format, for drills and benchmarks. Run it as
+`python -m service.device.random_adapters FOLDER COUNT [MODEL]`.
 """
 
 from __future__ import annotations
