@@ -28,7 +28,7 @@ from service.model_files.model_store import ensure_default_model
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.adapters import texts
-from tests.support.models.parity import Judge, load_reference, rounded_to_bf16
+from tests.support.models.parity import Judge, load_reference
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "lora_parity.json"
@@ -84,7 +84,8 @@ def measure(dtype: Any, tokens: int) -> dict[str, Any]:
     stated = configs(COUNT)
     reference = load_reference(path)
     if dtype == "bfloat16":
-        reference = rounded_to_bf16(reference).float()
+        for parameter in reference.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     with tempfile.TemporaryDirectory() as folder:
         theirs = with_adapters(reference, stated, Path(folder))
         used_bytes = [
@@ -117,7 +118,7 @@ def main() -> None:
     for dtype in ("float32", "bfloat16"):
         runs.append(measure(dtype, arguments.tokens))
         print(f"{dtype}: {runs[-1]['texts_equal']} of {runs[-1]['texts']} texts are PEFT's")
-    RESULTS.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,13 @@ class Streams:
         return PREFILL_TOKENS / self._start(adapters[:1], PREFILL_TOKENS)
 
 
-def compare(streams: Streams, numbers: list[int], pairs: int) -> dict[str, Any]:
+def compare(
+    loads: dict[str, Callable[[list[int]], float]], numbers: list[int], pairs: int
+) -> dict[str, Any]:
     """Each load with and without adapters; ratios of neighbours."""
     states = {"without": [0] * STREAMS, "with": numbers}
     found: dict[str, Any] = {}
-    for name, run in (("decode", streams.decode), ("prefill", streams.prefill)):
+    for name, run in loads.items():
         speeds: dict[str, list[float]] = {"without": [], "with": []}
         for quad in range(-(-pairs // 2)):
             for state in quad_order("without", "with", quad):
@@ -141,8 +144,9 @@ def main() -> None:
             used_bytes = loaded.executor.place_adapter(number, adapter)
             placing_ms.append(1e3 * (time.perf_counter() - begin_s))
             numbers.append(number)
-        eight = compare(streams, numbers, arguments.pairs)
-        one = compare(streams, [numbers[0]] * STREAMS, arguments.pairs)
+        decode, prefill = {"decode": streams.decode}, {"prefill": streams.prefill}
+        eight = compare(decode | prefill, numbers, arguments.pairs)
+        one = compare(decode, [numbers[0]] * STREAMS, arguments.pairs)
         runs.append(
             {
                 "rank": rank,
@@ -154,14 +158,14 @@ def main() -> None:
         )
         for one_number in numbers:
             loaded.executor.drop_adapter(one_number)
-    result = {
-        "machine": machine(),
-        "backend": loaded.backend.name,
-        "dtype": loaded.backend.dtype,
-        "streams": STREAMS,
-        "runs": runs,
-    }
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        result = {
+            "machine": machine(),
+            "backend": loaded.backend.name,
+            "dtype": loaded.backend.dtype,
+            "streams": STREAMS,
+            "runs": runs,
+        }
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from telemetry.facts import (
     reasons,
     records,
     step_parts,
+    tool_records,
 )
 from telemetry.facts.base import FactStruct
 
@@ -39,6 +40,7 @@ _GROUPS = {
     "Written by the engine": engine_records,
     "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
+    "Written by the gateway, about calls of functions": tool_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
 }
@@ -67,7 +69,7 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records, step_parts)
+        for home in (engine_start, engine_records, step_parts, tool_records)
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)

@@ -66,13 +66,15 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF = "ebnf"
+    TOOLS = "tools"
 
 
 class Grammar(msgspec.Struct, frozen=True):
     """A constraint on a sequence's text; equal grammars are compiled once.
 
     `source` is the text of the JSON schema, the regular expression or the grammar, and
-    empty for `JSON_OBJECT`.
+    empty for `JSON_OBJECT`. For `TOOLS` it is a grammar that the gateway made of functions, in the
+    notation of the library that compiles it.
     """
 
     kind: GrammarKind

@@ -47,6 +47,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
+from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
 SCHEMA_VERSION = 3
 UNKNOWN_ROUTE = "unknown"
@@ -257,6 +258,8 @@ Fact = (
     | RequestTokenized
     | SequenceSubmitted
     | RequestEnded
+    | ToolCallsMade
+    | ToolResultsReturned
     | HostPaused
     | HostSampled
     | GpuFound

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry.facts.base import RecorderStats
 from telemetry.facts.reasons import StepFailure
+from telemetry.facts.tool_records import CallOutcome
 from telemetry.metrics.catalog import engine, gateway, latency, recording, slo, tracing
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
@@ -78,6 +79,8 @@ def _scalars(
     yield engine.STEPS_TARGET_UNREACHABLE, one(snapshot.steps_target_unreachable_total)
     failed = snapshot.totals.steps_failed
     yield engine.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
+    calls = snapshot.totals.tool_calls
+    yield engine.TOOL_CALLS, [({"outcome": o}, float(calls.get(o, 0))) for o in CallOutcome]
     yield engine.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
     yield engine.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
     yield engine.PREEMPTIONS, one(snapshot.preemptions_total)

@@ -43,6 +43,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 from telemetry.pump.isolation import Isolation, guarded
 from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
@@ -60,6 +61,8 @@ class _Request:
     parsed: RequestParsed | None = None
     tokenized: RequestTokenized | None = None
     ended: RequestEnded | None = None
+    tool_calls: ToolCallsMade | None = None
+    tool_results: ToolResultsReturned | None = None
     workload: WorkloadClass | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_incomplete: bool = False
@@ -139,6 +142,8 @@ class PhaseFold:
                 self._accept(fact)
             case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
                 self._request_fact(fact)
+            case ToolCallsMade() | ToolResultsReturned():
+                self._tool_fact(fact)
             case EngineStarted():
                 self._sequences.is_attached = fact.is_attached
                 self._adapter_reads_ns.clear()
@@ -200,6 +205,15 @@ class PhaseFold:
                 request.ended = fact
                 self._ending[fact.request_id] = fact.at_ns
                 self._emit_if_done(fact.request_id)
+
+    def _tool_fact(self, fact: ToolCallsMade | ToolResultsReturned) -> None:
+        request = self._requests.get(fact.request_id)
+        if request is None:
+            return
+        if isinstance(fact, ToolCallsMade):
+            request.tool_calls = fact
+        else:
+            request.tool_results = fact
 
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)
@@ -325,4 +339,6 @@ def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
         phases=tile(*known, sequences),
         is_incomplete=request.is_incomplete,
         workload=request.workload or _classify(request),
+        tool_calls=request.tool_calls,
+        tool_results=request.tool_results,
     )

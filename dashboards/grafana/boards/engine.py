@@ -200,6 +200,21 @@ _EXTRAS = Row(
             (_T["reasoning_tokens"], "tokens a second"),
             (_T["reasonings_cut"], "ended by their budget a second"),
         ),
+        Panel(
+            title="Function calls a second",
+            queries=(Query(rate(engine.TOOL_CALLS, "outcome"), "{{outcome}}"),),
+            about=engine.TOOL_CALLS.help,
+        ),
+        _rates(
+            "Function calls without a way back",
+            (_T["tool_calls_malformed"], "became text"),
+            (_T["tool_calls_forgotten"], "forgotten"),
+        ),
+        _rates(
+            "Results of function calls",
+            (_T["tool_results"], "of known calls"),
+            (_T["tool_results_unknown"], "of unknown calls"),
+        ),
         _rates("Tokens sampled under a mask", (_T["masked_tokens"], "tokens a second")),
         _rates(
             "Draft tokens a second",

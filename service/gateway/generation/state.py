@@ -9,6 +9,7 @@ from service.config.adapter_settings import AdapterSettings
 from service.config.settings import SamplingDefaults
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.errors import model_not_found
+from service.gateway.generation.tool_results import CallTable
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
 from service.model_files.embedding_files import EmbeddingModel
@@ -33,6 +34,7 @@ class GatewayState(ServerState):
     sampling_defaults: SamplingDefaults
     created_unix_s: int
     retry_after_s: Callable[[], int]
+    calls: CallTable
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
     number: int = 0

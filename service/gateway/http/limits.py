@@ -120,6 +120,29 @@ SCHEMA_NAME_CHARACTERS = Limit(
 SCHEMA_DESCRIPTION_CHARACTERS = Limit(
     4096, "characters", "`response_format.json_schema.description`", "it has no effect here"
 )
+TOOLS = Limit(
+    128, "tools", "`tools`", "each is described in the prompt, and is an alternative of the grammar"
+)
+FUNCTION_NAME_CHARACTERS = Limit(64, "characters", "`name` of a function", "OpenAI's own cap")
+FUNCTION_DESCRIPTION_CHARACTERS = Limit(
+    16_384, "characters", "`description` of a function", "it becomes a part of the prompt"
+)
+MESSAGE_CALLS = Limit(128, "calls", "`tool_calls` of one message", "an answer has no more of them")
+ANSWER_CALLS = Limit(
+    128, "calls", "calls in one choice of an answer", "a small model may go on repeating itself"
+)
+CALL_ID_CHARACTERS = Limit(
+    128, "characters", "`id` of a call, `tool_call_id`", "it is looked up, and rendered"
+)
+REMEMBERED_CALLS = Limit(
+    16_384, "calls", "calls whose result is waited for", "the oldest are forgotten, and counted"
+)
+REMEMBERED_S = Limit(
+    3600, "seconds", "how long a call is remembered", "a result that comes later has no `tool` span"
+)
+RETURNED_CALLS = Limit(
+    16, "answers", "answers whose calls one request brings results of", "each becomes a span"
+)
 INCLUDED = Limit(16, "names", "`include` of `/v1/responses`", "OpenAI knows fewer")
 ITEM_NAME_CHARACTERS = Limit(
     256, "characters", "`id` of an item in `input`", "it is a name, and has no effect here"

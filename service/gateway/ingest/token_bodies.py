@@ -10,7 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from service.gateway.http import limits
-from service.gateway.ingest.request_types import BodyText, ChatMessage, TemplateVariables, TokenId
+from service.gateway.ingest.field_types import BodyText
+from service.gateway.ingest.request_types import ChatMessage, TemplateVariables, TokenId
 
 ModelName = Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)]
 

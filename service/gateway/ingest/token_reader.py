@@ -21,7 +21,9 @@ from service.gateway.ingest.token_bodies import (
     TokenizeBody,
     Tokenized,
 )
+from service.gateway.ingest.tools.tool_requests import check_tool_messages
 from service.text.tokenizer import Tokenizer
+from service.text.tools.dialect import ToolDialect
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -36,9 +38,11 @@ class TokenTask(StrEnum):
 class TokenReader:
     """Serves one model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, dialect: ToolDialect) -> None:
+        """`dialect` is how the model is told of calls, which messages may have."""
         self._tokenizer = tokenizer
         self._model = model
+        self._dialect = dialect
 
     def read(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes | PackedError:
         """The answer as JSON, or the refusal."""
@@ -74,9 +78,11 @@ class TokenReader:
 
     def _rendered(self, sent: TokenizeBody, messages: list[ChatMessage]) -> str:
         """As the chat route renders them."""
+        check_tool_messages(messages)
         chat = ChatBody(messages=messages, **{name: getattr(sent, name) for name in _OF_MESSAGES})
         shown = [template_message(one, at) for at, one in enumerate(messages)]
-        return chat_prompt(self._tokenizer, shown, chat_options(chat))
+        told = self._dialect.messages(shown, ())
+        return chat_prompt(self._tokenizer, told, chat_options(chat))
 
     def _detokenize(self, body: bytes) -> Detokenized:
         sent = decode(body, DetokenizeBody)

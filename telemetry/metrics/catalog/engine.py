@@ -70,6 +70,13 @@ PREEMPTIONS = Metric(
     Kind.COUNTER,
     "Number of preemptions: a running sequence lost its KV cache blocks.",
 )
+TOOL_CALLS = Metric(
+    "phasescope_tool_calls",
+    Kind.COUNTER,
+    "Number of function calls in answers, by whether their arguments obey the function's schema: "
+    "valid, invalid, unfinished (cut by a limit) or unchecked.",
+    ("outcome",),
+)
 ADAPTERS_KNOWN = Metric(
     "phasescope_adapters_known", Kind.GAUGE, "Number of LoRA adapters that clients may ask for."
 )
@@ -198,6 +205,26 @@ TOTALS = {
             "reasonings_cut",
             "reasonings_cut",
             "Number of choices whose reasoning was ended by its budget.",
+        ),
+        (
+            "tool_calls_malformed",
+            "tool_calls_malformed",
+            "Number of beginnings of function calls that did not go on as one and became text.",
+        ),
+        (
+            "tool_calls_forgotten",
+            "tool_calls_forgotten",
+            "Number of function calls whose result is not waited for, because too many are.",
+        ),
+        (
+            "tool_results",
+            "tool_results",
+            "Number of results that came back for function calls of this server's answers.",
+        ),
+        (
+            "tool_results_unknown",
+            "tool_results_unknown",
+            "Number of results for function calls that this server does not remember.",
         ),
         (
             "pauses",

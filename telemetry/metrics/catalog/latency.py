@@ -27,6 +27,9 @@ _MEASURE_HELP = {
     Measure.TOKENIZE: "Seconds from the parsed body to the encoded prompt.",
     Measure.DELIVER: "Seconds from the last token detokenized to the last byte sent.",
     Measure.MASK: "Seconds to compute the token masks of the constrained rows of one step.",
+    Measure.TOOL_PARSE: "Seconds to read function calls out of the text of one answer.",
+    Measure.TOOL_CHECK: "Seconds to check the function calls of one answer, after it was sent.",
+    Measure.TOOL: "Seconds from an answer with function calls to the request with their results.",
 }
 
 CLASS_LABELS = ("slo_class", "prompt", "cache", "tenant")

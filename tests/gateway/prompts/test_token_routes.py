@@ -16,17 +16,19 @@ from service.gateway.ingest.prompting import BodyReader, PackedError
 from service.gateway.ingest.token_bodies import DetokenizeBody, TokenizeBody
 from service.gateway.ingest.token_reader import TokenReader, TokenTask
 from service.text.tokenizer import load_tokenizer
+from service.text.tools.dialect import tool_dialect
 from telemetry.facts.clock import MonotonicClock
 from tests.support.capped_types import uncapped
 from tests.support.servers.server import Server
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 TOKENIZER = load_tokenizer(MODEL)
+DIALECT = tool_dialect(TOKENIZER.chat_template)
 CONTEXT_TOKENS = 2048
 
 
 def ask(task: TokenTask, **fields: Any) -> Any:
-    answer = TokenReader(TOKENIZER, MODEL.name).read(
+    answer = TokenReader(TOKENIZER, MODEL.name, DIALECT).read(
         task, json.dumps(fields).encode(), CONTEXT_TOKENS
     )
     return answer if isinstance(answer, PackedError) else json.loads(answer)
@@ -95,7 +97,8 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
         finally:
             await running.close()
 
-    here = TokenReader(TOKENIZER, MODEL.name).read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+    in_place = TokenReader(TOKENIZER, MODEL.name, DIALECT)
+    here = in_place.read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
 
     assert asyncio.run(scenario()) == here
 
