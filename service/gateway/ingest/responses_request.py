@@ -114,7 +114,8 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
             if item.type == "function_call" and thought:
                 found.append(ChatMessage(role="assistant", reasoning_content=thought))
                 thought = ""
-            _add_call(found, item, f"input[{index}]")
+            _add_call(found, item, thought, f"input[{index}]")
+            thought = ""
             continue
         if item.role is None or item.content is None:
             name = "role" if item.role is None else "content"
@@ -127,9 +128,9 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
     return found
 
 
-def _add_call(messages: list[ChatMessage], item: InputItem, where: str) -> None:
-    """A call belongs to the assistant's message before it, or is one; a result is a message. Raises
-    ApiError."""
+def _add_call(messages: list[ChatMessage], item: InputItem, thought: str, where: str) -> None:
+    """A call belongs to the assistant's message before it, or is one, with the reasoning `thought`
+    before it; a result is a message. Raises ApiError."""
     is_result = item.type == "function_call_output"
     for name in ("call_id", "output") if is_result else ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
@@ -141,8 +142,8 @@ def _add_call(messages: list[ChatMessage], item: InputItem, where: str) -> None:
         return
     assert item.name is not None
     assert item.arguments is not None
-    if not messages or messages[-1].role != "assistant":
-        messages.append(ChatMessage(role="assistant"))
+    if thought or not messages or messages[-1].role != "assistant":
+        messages.append(ChatMessage(role="assistant", reasoning_content=thought or None))
     called = CalledFunction(name=item.name, arguments=item.arguments)
     calls = messages[-1].tool_calls or []
     messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=called)]
