@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-attach lint types contracts unit sim bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast test-attach test-clients lint types contracts unit sim bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing ma
 test-attach: $(VENV)/.dev ## Contract tests against the newest two vLLMs and SGLangs, in environments made on demand
 	$(BIN)/python -m tests_engines
 	$(BIN)/python -m pytest tests_engines/on_sglang
+
+test-clients: $(VENV)/.dev ## Contract tests with clients and routers of others, in environments made on demand
+	$(BIN)/python -m pytest -c tests_clients/pytest.ini --rootdir . tests_clients
 
 docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
 	$(BIN)/python -m docs.generate

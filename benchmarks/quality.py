@@ -37,7 +37,8 @@ from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
 from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import choose_precision
-from service.device.torch_executor import StepDecoder, TorchExecutor
+from service.device.step_decoder import StepDecoder
+from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from service.model_files.model_store import ensure_default_model

@@ -3,6 +3,7 @@ and the journal. It knows nothing of the service that writes facts, or of the sc
 folds.
 
     facts, numbers             what is recorded; quantiles and histograms
+    pump                       moves facts from lanes to folds
     costs, host                the cost of steps; the machine
     requests, ledger, stats    timelines, where their time went, aggregates
     traces, metrics, journal   what leaves the process

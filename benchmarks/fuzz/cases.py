@@ -49,12 +49,27 @@ def make_servable(body: Any) -> None:
         body.pop("stream_options", None)
     if not body.get("logprobs"):
         body.pop("top_logprobs", None)
+    _make_prompt_servable(body)
     asked = [name for name in _CONSTRAINTS if body.get(name) is not None]
     for name in asked[1:]:
         del body[name]
     if asked:
         body.pop("ignore_eos", None)
     _use_common_ids(body)
+
+
+def _make_prompt_servable(body: dict[str, Any]) -> None:
+    """What is asked of the prompt, and of candidates."""
+    if body.get("stream"):
+        body.pop("best_of", None)
+        body.pop("prompt_logprobs", None)
+        if body.get("logprobs") is not None:
+            body.pop("echo", None)
+    if _is_int(body.get("best_of")):
+        body["best_of"] = max(body.get("n") or 1, min(body["best_of"], MOST_SEQUENCES))
+    reads = body.get("echo") or body.get("prompt_logprobs") is not None
+    if body.get("max_tokens") == 0 and not reads:
+        body["max_tokens"] = 1
 
 
 def _use_common_ids(body: dict[str, Any]) -> None:

@@ -48,7 +48,9 @@ FLAGS = (
     "--stream-buffer", "16", "--price-per-hour", "1", "--peak-gb-per-s", "10",
     "--peak-gflop-per-s", "100", "--vllm-metrics",
 )  # fmt: skip
-LACKING = frozenset({Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE, Needs.ATTACHED})
+LACKING = frozenset(
+    {Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE, Needs.ATTACHED, Needs.GATEWAYS}
+)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def load_spec(model: ModelRef) -> ModelSpec:
 
 def context_of(spec: ModelSpec) -> int:
     """What the tables may use of the model's context: 8 k is where they end."""
-    return min(spec.context_tokens, spec.sliding_window_tokens or spec.context_tokens, 8192)
+    return min(spec.context_tokens, 8192)
 
 
 class Driver:

@@ -136,6 +136,8 @@ STEPS = Table(
         Column("device_busy_ns", _I, _NS, "by the device's own clock"),
         Column("device_bubble_ns", _I, _NS, "the device was idle before it"),
         Column("rank_skew_ns", _I, _NS, "ranks waited for the slowest"),
+        Column("score_ns", _I, _NS, "of the forward pass, for scores of prompt tokens"),
+        Column("scored_rows", _I, _ROWS, "prompt tokens that were scored"),
     ),
 )
 

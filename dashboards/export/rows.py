@@ -96,6 +96,8 @@ def step_row(step: StepRecorded, engine: int, anchor: WallAnchor) -> Row:
         None if device is None else device.busy_ns,
         None if device is None else device.bubble_ns,
         step.rank_skew_ns,
+        step.score_ns,
+        sum(row.scored for row in rows),
     )
 
 

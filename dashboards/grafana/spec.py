@@ -42,6 +42,7 @@ class Needs(StrEnum):
     PEAKS = "peaks of the machine (--peak-gb-per-s)"
     PRICE = "a price (--price-per-hour)"
     TRACE_STORE = "a trace store"
+    GATEWAYS = "several gateway processes (--gateways)"
     ATTACHED = "an engine that others wrote (phasescope attach)"
 
     @property

@@ -16,11 +16,11 @@ from dashboards.report.verdicts import HEALTHY, Said, Spread, VerdictWatch
 from diagnosis.detection.reference import Reference
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.facts.clock import WallAnchor, utc_text
-from telemetry.facts.pump import Fold
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import Journal
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.pump.pump import Fold
 from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy

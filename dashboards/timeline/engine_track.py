@@ -140,6 +140,7 @@ class EngineTrack:
             "wasted_rows": sum(row.wasted for row in step.rows),
             "target_ms": (step.target_ns or 0) / 1e6,
             "mask_ms": step.mask_ns / 1e6,
+            "score_ms": step.score_ns / 1e6,
             "copied_blocks": step.copied_blocks,
         }
         return args | {name: value for name, value in optional.items() if value}

@@ -176,7 +176,7 @@ def _co_decode(
     steps, tokens = window.steps, float(window.steps.decode_tokens.sum())
     rows = np.maximum(1, steps.decode_rows)
     predicted_ns = cost.decode_ns(steps)
-    left = steps.forward_ns - residual - cost.forward[0] - cost.prompt_ns(steps)
+    left = steps.forward_ns - residual - cost.forward[0] - cost.prompt_forward_ns(steps)
     all_ns = np.where(cost.in_range(steps), predicted_ns, np.maximum(predicted_ns, left))
     own_ns = cost.forward[3] * steps.decode_tokens / rows
     co_ns = float((np.maximum(0, all_ns - own_ns) * steps.decode_rows).sum())

@@ -149,8 +149,9 @@ class LateCharger:
         forward, host = cost.forward_ns(steps), cost.host_ns(steps)
         over, around = steps.forward_ns - forward, steps.host_ns - host
         long = steps.long_tokens > 0
-        long_ns = cost.prompt_ns(steps) * steps.long_tokens / np.maximum(1, steps.prompt_tokens)
-        parts[S.PREFILL_INTERFERENCE] += float(long_ns[long].sum())
+        prompts_ns = cost.prompt_forward_ns(steps)
+        long_ns = prompts_ns * steps.long_tokens / np.maximum(1, steps.prompt_tokens)
+        parts[S.PREFILL_INTERFERENCE] += float(long_ns[long].sum() + steps.score_ns.sum())
         parts[S.GRAMMAR_COST] += float(steps.mask_ns.sum())
         parts[S.HEAVY_SAMPLING] += max(0.0, float((steps.sample_ns - cost.sample_ns(steps)).sum()))
         stood = np.where(around > LEAST_STALL_NS, around, 0.0)

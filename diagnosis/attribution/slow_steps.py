@@ -183,7 +183,7 @@ def slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
     if not plain.any():
         return 1.0, 1.0
     decode = float(steps.forward_ns[plain].sum() / predicted[plain].sum())
-    prompts = cost.prompt_ns(steps)[mixed]
+    prompts = cost.prompt_forward_ns(steps)[mixed]
     if prompts.sum() < LEAST_PROMPTS * predicted[plain].sum():
         return decode, 1.0
     rest = (steps.forward_ns[mixed] - decode * (predicted[mixed] - prompts)).sum()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
@@ -91,6 +93,7 @@ class Aggregator:
         self.pauses: deque[HostPaused] = deque(maxlen=_KEPT_PAUSES)
         self.long_prompt_tokens = 0
         self.sees_front_end = self.sees_engine_host = False
+        self._gateways = {0}  # processes that have served requests
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -106,6 +109,7 @@ class Aggregator:
                 self._step(fact)
             case RequestAccepted():
                 self.sees_front_end |= fact.route != UNKNOWN_ROUTE
+                self._gateways.add(fact.gateway)
                 self.requests.accepted(fact)
             case RequestParsed():
                 self.requests.parsed(fact)
@@ -333,5 +337,8 @@ class Aggregator:
             return  # of the process that observes, and not of the engine's front end
         length_ns = fact.end_ns - fact.begin_ns
         lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
+        if fact.gateway:  # one of several: it delays the requests that it serves
+            lost_ns //= max(1, len(self._gateways) - 1)
+            fact = replace(fact, lost_ns=lost_ns)
         self.pauses.append(fact)
         self._at(fact.at_ns).pauses[fact.process.value, fact.cause.value] += lost_ns

@@ -74,6 +74,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         return _predicted(self.host, steps)
 
     def prompt_ns(self, steps: Steps) -> np.ndarray:
+        """(steps,) ns for the prompt tokens of each step: of the forward pass, and their scores."""
+        found: np.ndarray = self.prompt_forward_ns(steps) + steps.score_ns
+        return found
+
+    def prompt_forward_ns(self, steps: Steps) -> np.ndarray:
         """(steps,) ns of the forward pass for the prompt tokens of each step."""
         found: np.ndarray = self.forward[1] * steps.prompt_tokens + self.forward[2] * steps.pairs
         return found

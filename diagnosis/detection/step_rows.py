@@ -22,16 +22,18 @@ def row_of(
     """What is known of its sequences comes with it."""
     load, device = load_of_step(step), device_of(step)
     forward_ns = max(0, step.sample_ns - step.forward_ns)
+    score_ns = min(step.score_ns, forward_ns, turn_ns)
+    forward_ns -= score_ns
     sample_ns = max(0, step.collected_ns - step.sample_ns)
     mask_ns = min(step.mask_ns, sample_ns)
-    forward_ns = min(forward_ns, turn_ns)
+    forward_ns = min(forward_ns, turn_ns - score_ns)
     return StepRow(
         end_ns=step.committed_ns,
         turn_ns=turn_ns,
         forward_ns=forward_ns,
         sample_ns=sample_ns - mask_ns,
         mask_ns=mask_ns,
-        host_ns=max(0, turn_ns - forward_ns - sample_ns),
+        host_ns=max(0, turn_ns - forward_ns - score_ns - sample_ns),
         prompt_tokens=load.prompt_tokens,
         pairs=load.pairs,
         decode_tokens=load.decode_tokens,
@@ -56,4 +58,5 @@ def row_of(
         bubble_ns=device.bubble_ns,
         skew_ns=device.skew_ns,
         slowest_rank=device.slowest_rank,
+        score_ns=score_ns,
     )

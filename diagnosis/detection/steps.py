@@ -17,15 +17,15 @@ FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_S
 
 class StepRow(NamedTuple):
     """One step. `turn_ns` is from the commit of the step before (after idling: from its own begin)
-    to its commit: the sum of forward, sample, mask and host. `pairs` are (prompt token, token that
-    it attends to); `interaction` is the interaction term, prompt tokens times decode tokens.
-    `zombie_rows` are rows whose client has disconnected. `timed`: a latency target bounded the
-    step's prompts, so that `budget_tokens` is what its time allowed. `long_tokens` are tokens of
-    prompts much longer than those of the baseline. Of `blocks_total` blocks, `slow_blocks` and
-    `zombie_blocks` are held for slow clients and for those that have gone, `short` where somebody
-    waits for blocks (`detection.holders`). By the device's clock it was busy for `device_ns`, and
-    idle before that for `bubble_ns`; the other ranks waited `skew_ns` for the slowest. NaN: not
-    measured."""
+    to its commit: the sum of forward, score (of prompt tokens), sample, mask and host. `pairs` are
+    (prompt token, token that it attends to); `interaction` is the interaction term, prompt tokens
+    times decode tokens. `zombie_rows` are rows whose client has disconnected. `timed`: a latency
+    target bounded the step's prompts, so that `budget_tokens` is what its time allowed.
+    `long_tokens` are tokens of prompts much longer than those of the baseline. Of `blocks_total`
+    blocks, `slow_blocks` and `zombie_blocks` are held for slow clients and for those that have
+    gone, `short` where somebody waits for blocks (`detection.holders`). By the device's clock it
+    was busy for `device_ns`, and idle before that for `bubble_ns`; the other ranks waited `skew_ns`
+    for the slowest. NaN: not measured."""
 
     end_ns: int
     turn_ns: int
@@ -57,6 +57,7 @@ class StepRow(NamedTuple):
     bubble_ns: float = nan
     skew_ns: float = nan
     slowest_rank: float = nan
+    score_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

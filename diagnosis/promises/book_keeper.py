@@ -247,6 +247,7 @@ class BookKeeper:
             sequence.row_ns, sequence.first_row = step.begin_ns, before
             self._queued.pop(row.seq_id, None)
         sequence.own_ns += rows.prompts.get(row.seq_id, 0.0) * rows.scale
+        sequence.own_ns += row.scored * rows.score_row_ns
         if row.sampled and not row.wasted:
             self._first_token(sequence, step.committed_ns)
 

@@ -46,6 +46,7 @@ class Rows(NamedTuple):
     prompts: dict[int, float]
     decodes: float
     scale: float  # of the prediction to what the step took
+    score_row_ns: float = 0.0  # of each row that is scored
 
 
 class StepClock:
@@ -71,8 +72,11 @@ class StepClock:
         self._commit_ns = step.committed_ns
         rows = self._predicted(step)
         forward_ns = float(max(0, min(self.turn_ns, step.sample_ns - step.forward_ns)))
+        score_ns = min(float(step.score_ns), forward_ns)
+        forward_ns -= score_ns
         sampled_ns = step.collected_ns - step.sample_ns
-        sampling_ns = float(max(0, min(self.turn_ns - forward_ns, sampled_ns)))
+        left_ns = self.turn_ns - forward_ns - score_ns
+        sampling_ns = float(max(0, min(left_ns, sampled_ns)))
         mask_ns = min(float(step.mask_ns), sampling_ns)
         prompts_ns = sum(rows.prompts.values())
         scale = forward_ns / max(1.0, prompts_ns + rows.decodes)
@@ -82,17 +86,18 @@ class StepClock:
         rest_ns = forward_ns - prompts_ns - decodes_ns
         base_ns = min(rest_ns, float(self.cost.base_ns)) if self.cost is not None else rest_ns
         parts = (
-            prompts_ns,
+            prompts_ns + score_ns,
             decodes_ns,
             base_ns,
-            self.turn_ns - forward_ns - sampling_ns,
+            self.turn_ns - forward_ns - score_ns - sampling_ns,
             sampling_ns - mask_ns,
             mask_ns,
             rest_ns - base_ns,
         )
+        score_row_ns = score_ns / max(1, sum(row.scored for row in step.rows))
         engine = tuple(a + b for a, b in zip(self.now.engine, parts, strict=True))
         self.now = Reading(engine, self._waits(step, in_queue))
-        return rows._replace(scale=scale)
+        return rows._replace(scale=scale, score_row_ns=score_row_ns)
 
     def _predicted(self, step: StepRecorded) -> Rows:
         cost, prompts, decodes = self.cost, dict[int, float](), 0.0

@@ -14,7 +14,8 @@ from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from service.engine.admission import Limits
 from telemetry.facts.engine_start import ModelShape
-from telemetry.host.roofline import step_bytes
+from telemetry.host.roofline import step_bytes, stored_bytes
+from telemetry.host.windowed import cells_read
 from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
@@ -118,7 +119,7 @@ def memory_of(
     limits: Limits, shape: ModelShape, workload: Workload, memory_bytes: int | None
 ) -> Memory:
     """The bytes of the weights, and what they leave for keys and values."""
-    weight_bytes = int(step_bytes(shape, 0))
+    weight_bytes = int(stored_bytes(shape))
     if memory_bytes is None:
         cache_bytes = limits.blocks_total * limits.block_tokens * shape.cell_bytes
     else:
@@ -138,11 +139,12 @@ def memory_of(
 def ceiling_of(shape: ModelShape, workload: Workload, peak_gb_per_s: float) -> Ceiling:
     """At the mean context of a decode."""
     context = workload.prompt_tokens + workload.output_tokens // 2
+    cells = cells_read(shape, 1, context, own=False)
     rate = peak_gb_per_s * 1e9
     return Ceiling(
         peak_gb_per_s=peak_gb_per_s,
-        alone_tokens_per_s=rate / step_bytes(shape, context),
-        all_tokens_per_s=workload.users * rate / step_bytes(shape, workload.users * context),
+        alone_tokens_per_s=rate / step_bytes(shape, cells),
+        all_tokens_per_s=workload.users * rate / step_bytes(shape, workload.users * cells),
     )
 
 

@@ -17,6 +17,7 @@ from telemetry.facts import (
     host_records,
     reasons,
     records,
+    step_parts,
 )
 from telemetry.facts.base import FactStruct
 
@@ -64,7 +65,7 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records)
+        for home in (engine_start, engine_records, step_parts)
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)

@@ -8,6 +8,8 @@ import msgspec
 
 from docs.generate.markdown import code, one_line, table
 from service.config.settings import GatewayConfig
+from service.gateway.ingest.compat.dialects import foreign_fields
+from service.gateway.ingest.compat.fields import ForeignFields
 from service.gateway.ingest.request_types import NOT_SUPPORTED
 from service.gateway.routes.openapi import document as openapi
 from service.gateway.routes.route_table import DESCRIPTIONS
@@ -19,18 +21,22 @@ Written from the route table by `make docs`. A running server gives out the same
 `GET /openapi.json` (OpenAPI 3.1), with every cap. [Limits](limits.md) lists the caps with their
 reasons.
 
-`/v1/*` asks for `--api-key`, `/debug/*` and `/metrics` ask for `--debug-key`, where those are set:
+`/v1/*`, `/tokenize` and `/detokenize` ask for `--api-key`, `/debug/*` and `/metrics` for
+`--debug-key`, where those are set:
 `Authorization: Bearer KEY`. Every answer names its request in `x-request-id`. All errors have one
 shape, OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 """
 _TAGS = {
     "generation": "Generation",
+    "tokens": "Tokens",
     "operations": "Operations",
+    "peers": "As other servers have them",
     "debug": "Debug",
 }
 _OFF = (
-    "These fields of OpenAI's are refused with a 400 unless their value means off: {names}. "
-    "An unknown field is ignored nowhere: it is a 400 too."
+    "Requests may also have [fields of other dialects](compatibility.md), which are not repeated "
+    "here; there is also what is refused unless its value means off. An unknown field is ignored "
+    "nowhere: it is a 400."
 )
 _BOUNDS = {
     "minimum": "≥ {}",
@@ -54,7 +60,7 @@ def document() -> str:
             lines += _route(one, spec["paths"][one.path][one.method.lower()])
     lines += ["## Headers of a request", "", *_headers(), ""]
     lines += ["## Errors", "", *_errors(), ""]
-    lines += ["## Types", "", _OFF.format(names=_listed(NOT_SUPPORTED)), ""]
+    lines += ["## Types", "", _OFF, ""]
     for name, schema in schemas.items():
         lines += _type(name, schema)
     return "\n".join(lines)
@@ -100,10 +106,11 @@ def _errors() -> list[str]:
 
 
 def _type(name: str, schema: dict[str, Any]) -> list[str]:
+    foreign = foreign_fields(ForeignFields)
     fields = {
         field: about
         for field, about in schema.get("properties", {}).items()
-        if field not in NOT_SUPPORTED or name == "NotSupported"
+        if field not in NOT_SUPPORTED and field not in foreign
     }
     required = set(schema.get("required", ()))
     rows = [
@@ -146,7 +153,3 @@ def _about(schema: dict[str, Any], holder: dict[str, Any]) -> str:
     if schema.get("default") not in (None, ""):
         parts.append(f"default {code(str(schema['default']).lower())}")
     return "; ".join(dict.fromkeys(part for part in parts if part))
-
-
-def _listed(names: frozenset[str]) -> str:
-    return ", ".join(code(name) for name in sorted(names))

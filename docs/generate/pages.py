@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import columns, diagnosis, facts, flags, http, importers
+from docs.generate import columns, compatibility, diagnosis, facts, flags, http, importers
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -14,6 +14,7 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "flags.md": flags.document,
     REFERENCE / "http.md": http.document,
+    REFERENCE / "compatibility.md": compatibility.document,
     REFERENCE / "limits.md": limits_doc.document,
     REFERENCE / "metrics.md": metrics_doc.document,
     REFERENCE / "facts.md": facts.document,

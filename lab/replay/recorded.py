@@ -26,6 +26,7 @@ from service.engine.inbox import (
 )
 from service.engine.limits_record import limits_of, with_runtime
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
+from service.engine.prompt_output import Pooling, PromptOutput
 from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineStarted,
@@ -126,7 +127,16 @@ class RecordedSequence:
             itl_target_ns=entry.itl_target_ns,
             cache_prefix=self.is_cacheable,
             grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,
+            prompt_output=_prompt_output(entry),
         )
+
+
+def _prompt_output(entry: SequenceQueued | SequenceRefused) -> PromptOutput | None:
+    if entry.pooling is not None:
+        return PromptOutput(pooling=Pooling(entry.pooling))
+    if entry.prompt_logprobs is not None:
+        return PromptOutput(logprobs=entry.prompt_logprobs)
+    return None
 
 
 @dataclass(slots=True)

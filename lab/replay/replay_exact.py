@@ -147,7 +147,14 @@ class _RecordedDevice:
             raise _failed(step.step_id, self._run.failed[step.step_id])
         given = {row.seq_id: row.sampled for row in step.rows if not row.wasted}
         samples = tuple(self._samples(row, given.get(row.seq_id, 1)) for row in plan.sampled_rows)
-        return StepOutcome(samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows)
+        return StepOutcome(
+            samples,
+            step.forward_ns,
+            step.sample_ns,
+            step.mask_ns,
+            step.masked_rows,
+            score_ns=step.score_ns,
+        )
 
     def _samples(self, row: DecodeRow | PrefillChunk, count: int) -> tuple[Sample, ...]:
         outputs = range(row.output_index, row.output_index + max(1, count))

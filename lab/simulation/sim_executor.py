@@ -12,6 +12,7 @@ was computed, and by whom is noted, so that a test can ask who read whose blocks
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,16 @@ from typing import Protocol
 
 from service.engine.executor import StepFailed
 from service.engine.inbox import SetStepCost
-from service.engine.plan import BlockCopy, CopyKind, DecodeRow, Plan, Sample, StepOutcome
+from service.engine.plan import (
+    BlockCopy,
+    CopyKind,
+    DecodeRow,
+    Plan,
+    PrefillChunk,
+    Sample,
+    StepOutcome,
+)
+from service.engine.prompt_output import Pooled, PromptResult, PromptScores
 from telemetry.facts.clock import ManualClock
 
 _MIX = 0x9E3779B97F4A7C15
@@ -70,6 +80,15 @@ def sim_token(seq_id: int, output_index: int, vocab: int) -> int:
     return (mixed ^ (mixed >> 31)) % vocab
 
 
+def _read(chunk: PrefillChunk) -> PromptResult:
+    """Of each scored token its position; of a pool the number of positions that are in it."""
+    reads = chunk.reads
+    if reads.scores:
+        positions = array("f", range(reads.first + 1, reads.stop + 1))
+        return PromptScores(reads.first + 1, positions.tobytes(), b"", b"", b"")
+    return Pooled(array("f", [reads.stop]).tobytes())
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One position of a block: a token, and the sequence that computed it."""
@@ -83,7 +102,8 @@ class SimExecutor:
 
     `fails` says which plans end in StepFailed. `on_read(reader, writer)` is called when a sequence
     attends to a position that another one computed. Outputs repeat after `period` tokens, so that
-    the n-gram proposer finds something.
+    the n-gram proposer finds something. A prompt token that is scored takes `score_row_ns` more;
+    its score is its position, so that one that is scored twice or never is seen.
     """
 
     def __init__(
@@ -96,6 +116,7 @@ class SimExecutor:
         fails: Callable[[Plan], bool] = lambda plan: False,
         on_read: Callable[[int, int], None] = lambda reader, writer: None,
         period: int | None = None,
+        score_row_ns: int = 0,
     ) -> None:
         self._clock = clock
         self._blocks_total = blocks_total
@@ -105,6 +126,7 @@ class SimExecutor:
         self._fails = fails
         self._on_read = on_read
         self._period = period
+        self._score_row_ns = score_row_ns
         self._launched: deque[tuple[Plan, StepOutcome | None, int]] = deque()
         self._lost: set[int] = set()
         self._free_ns = 0
@@ -150,9 +172,15 @@ class SimExecutor:
             if chunk.samples:
                 samples.append(self._sample(chunk.seq_id, chunk.output_index))
         begin_ns = max(self._clock.now_ns(), self._free_ns)
-        end_ns = begin_ns + self._cost.step_ns(plan)
+        score_ns = self._score_row_ns * sum(c.reads.scored_rows for c in plan.prefills)
+        end_ns = begin_ns + self._cost.step_ns(plan) + score_ns
         self._free_ns = end_ns
-        outcome = None if fails else StepOutcome(tuple(samples), begin_ns, end_ns)
+        outcome = None
+        if not fails:
+            prompts = tuple(map(_read, plan.read_chunks))
+            outcome = StepOutcome(
+                tuple(samples), begin_ns, end_ns, prompts=prompts, score_ns=score_ns
+            )
         self._launched.append((plan, outcome, end_ns))
 
     def collect(self) -> StepOutcome:

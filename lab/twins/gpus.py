@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.twins.physics import SECOND
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import DeviceTimes
 
 _EVERY_NS = SECOND // 2
 _CLOCK_MHZ, _MEMORY_MHZ = 1980, 2619

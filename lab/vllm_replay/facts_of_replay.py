@@ -26,11 +26,11 @@ from telemetry.facts.engine_records import (
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
-    Skip,
     StepRecorded,
 )
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import Skip
 
 Stamps = tuple[int, int, int, int]
 _BY_LENGTH = "FINISHED_LENGTH_CAPPED"

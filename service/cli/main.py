@@ -12,7 +12,6 @@ from service.cli import (
     console,
     diagnose,
     drill,
-    engine,
     explain,
     limits,
     plan,
@@ -23,6 +22,7 @@ from service.cli import (
     timeline,
     top,
 )
+from service.cli.internal import engine, gateway
 from service.cli.operator import attach, export, mcp, report
 from service.config.settings import ConfigError
 
@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         mcp,
         drill,
         engine,
+        gateway,
     ):
         module.register(subparsers)
     return parser

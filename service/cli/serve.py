@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     require_serve()
     resolution = resolved(args)
     config = checked(resolution)
-    say = set_up_logging(config.logs.format, _print_line)
+    say = set_up_logging(config.logs.format, print_line)
     try:
         return _run(resolution, config, say)
     except ConfigError as error:
@@ -72,5 +72,5 @@ def _find_model(
     return model if name is None else msgspec.structs.replace(model, name=name)
 
 
-def _print_line(line: str) -> None:
+def print_line(line: str) -> None:
     print(f"phasescope: {line}", file=sys.stderr, flush=True)

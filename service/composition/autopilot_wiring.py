@@ -18,8 +18,8 @@ from service.config.settings import ConfigError, ServeConfig
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.runtime_limits import CONFIRM_S
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
+from telemetry.pump.pump import Pump
 from telemetry.requests.slo_policy import SloPolicy
 
 log = logging.getLogger("phasescope.autopilot")

@@ -26,12 +26,12 @@ from service.engine.limits_record import LimitError
 from service.gateway.engine_client.runtime_limits import EngineGone
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import AutopilotDecision, FactSource
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
+from telemetry.pump.pump import Pump
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.window import AutopilotLine
 

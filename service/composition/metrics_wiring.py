@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.metrics.exemplars import ExemplarStore, Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.gen_ai import GenAiFold
 from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.metrics.vllm_names import VllmFold
+from telemetry.pump.pump import Pump
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo import SloFold
 from telemetry.stats.window_fold import WindowFold

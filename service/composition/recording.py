@@ -12,13 +12,13 @@ from types import FrameType
 
 from service.config.settings import ConfigError, RecorderConfig
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.facts.records import EngineDied
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.watchdog import StallWatchdog
+from telemetry.pump.pump import Pump
 from telemetry.requests.slo_policy import SloPolicy
 
 

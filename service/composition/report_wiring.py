@@ -11,8 +11,8 @@ from service.composition.report_worker import ReportWorker
 from service.composition.root_wiring import current_diagnosis
 from service.config.settings import ConfigError, ObserverConfig
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
+from telemetry.pump.pump import Pump
 
 
 def build_report_worker(

@@ -9,8 +9,8 @@ from diagnosis.verdicts.classifier import Diagnoser, Diagnosis, diagnoser_failed
 from service.composition.root_worker import RootWorker
 from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
+from telemetry.pump.pump import Pump
 
 
 def current_diagnosis(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 
+from service.composition.clients.gateways import Gateways
+from service.composition.clients.state import clients_state
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
@@ -22,36 +25,39 @@ from service.gateway.engine_client.vocabulary import vocabulary_of
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.listener import port_of
 from service.gateway.ingest.pool import IngestPool
-from service.gateway.ingest.prompting import BodyReader
+from service.gateway.processes.intake import EngineLane
+from service.gateway.processes.pool import GatewayStartFailed
+from service.gateway.processes.sockets import Sockets
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
+from service.gateway.server_state import LiveRequest
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import Stages, StartReport, start_report
 from telemetry.host.gc_watch import settle_collector
-from telemetry.metrics.connections import ConnectionCounts, connection_families
-from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
+from telemetry.metrics.connections import ConnectionCounts
+from telemetry.metrics.ingest_counts import IngestCounts
 
 _SUPERVISOR_END_S = 10.0
 # How long a computing thread keeps the interpreter lock while the event loop waits for it: with
 # Python's default of 5 ms, two in a row would make a token 10 ms late.
-_SWITCH_S = 0.001
+SWITCH_S = 0.001
 
 
 def serve(
-    config: ServeConfig, listener: socket.socket, engine: EngineProcess, stages: Stages, say: Say
+    config: ServeConfig, sockets: Sockets, engine: EngineProcess, stages: Stages, say: Say
 ) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError."""
     import uvloop
 
     clock = MonotonicClock()
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, listener, engine, stages, clock, say))
-    except EngineStartFailed as error:
+            runner.run(_serve(config, sockets, engine, stages, clock, say))
+    except (EngineStartFailed, GatewayStartFailed) as error:
         raise ConfigError(str(error)) from error
     say("stopped")
     return 0
@@ -59,7 +65,7 @@ def serve(
 
 async def _serve(
     config: ServeConfig,
-    listener: socket.socket,
+    sockets: Sockets,
     first: EngineProcess,
     stages: Stages,
     clock: Clock,
@@ -67,53 +73,53 @@ async def _serve(
 ) -> None:
     """The engine process loads the model; the tokenizer is read at the same time."""
     dump_on_signal(None)  # until there is a recorder
-    gateway_lane = Lane(source=FactSource.GATEWAY)
-    engine_lane = Lane(source=FactSource.ENGINE)
+    gateway_lane, engine_lane = Lane(source=FactSource.GATEWAY), EngineLane(clock)
     engine_client = EngineClient(engine_lane, say)
     deadline_s = config.gateway.engine_deadline_s
-    supervisor = Supervisor(engine_client, config.engine, clock, gateway_lane, first, deadline_s)
+    supervisor = Supervisor(
+        engine_client, config.engine, clock, gateway_lane, first, deadline_s, sockets.engine
+    )
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
-        live: set[str] = set()
-        port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
-        model = config.engine.model
+        live, handlers = set[str](), dict[str, LiveRequest]()
+        port, model = port_of(sockets.public[0]), config.engine.model
+        connections, counts = ConnectionCounts(), IngestCounts()
+        gateways = Gateways(config, clock, sockets, engine_client, gateway_lane, engine_lane)
         observed = Observed(
             engine=engine_client,
             model=lambda: model.name,
             # in this order: the gateway's facts of a sequence come before the engine's, or with
             lanes=(engine_lane, gateway_lane),
-            is_busy=lambda: bool(live),
+            is_busy=lambda: bool(live or handlers),
             stacks=lambda: both_stacks(supervisor.engine),
-            more=lambda: [*connection_families(connections), *ingest_families(counts)],
+            more=lambda: [*gateways.families(connections, counts)],
             watch_host=config.engine.watch_host,
+            more_lost=gateways.facts_lost,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
-        ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
-        console = ConsoleProcess(config, port)
-        start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
-        state = GatewayState(
-            config=config.gateway,
-            clock=clock,
+        start = Start(config, clock, engine_client, telemetry, stages, port, say)
+        state = clients_state(
+            gateways.own_config,
+            model,
+            tokenizer,
+            clock,
+            counts,
             lane=gateway_lane,
             engine=engine_client,
-            tokenizer=tokenizer,
-            ingest=ingest,
-            model=model.name,
-            sampling_defaults=model.defaults,
             created_unix_s=unix_seconds(),
             views=telemetry,
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
             start_report=lambda: start.report,
             live_request_ids=live,
+            handlers=handlers,
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
         )
-        await _run(state, telemetry, ingest, supervisor, listener, engine, start)
+        await _run(state, telemetry, supervisor, gateways, engine, start)
     finally:
         await end_engine(supervisor, engine)
     await engine
@@ -122,25 +128,28 @@ async def _serve(
 async def _run(
     state: GatewayState,
     telemetry: Telemetry,
-    ingest: IngestPool,
     supervisor: Supervisor,
-    listener: socket.socket,
+    gateways: Gateways,
     engine: asyncio.Task[None],
     start: Start,
 ) -> None:
     """Serve requests until a signal, then end the engine before the telemetry that reads it."""
-    lister = RequestLister(state.handlers, state.lane, state.clock)
+    settle = gateways.ended_while_settling if gateways.are_many else None
+    lister = RequestLister(state.handlers, state.lane, state.clock, settle)
     listing = asyncio.create_task(lister.run(), name="request-lister")
     settle_collector()
     telemetry.start()
     dump_on_signal(telemetry.recorder)
     try:
-        await run_gateway(build_app(state), state, listener, engine, start.announce)
+        app, ending = gateways.start(build_app(state), state, telemetry, engine)
+        announce = partial(start.announce, state.ingest, gateways.wait_ready)
+        await run_gateway(app, state, gateways.own_listener, ending, announce)
     finally:
         listing.cancel()
         await asyncio.to_thread(start.console.stop)
+        await gateways.stop()
         await supervisor.stop()
-        await ingest.close()
+        await state.ingest.close()
         await asyncio.to_thread(telemetry.stop)
 
 
@@ -174,9 +183,7 @@ class Start:
         clock: Clock,
         engine_client: EngineClient,
         telemetry: Telemetry,
-        ingest: IngestPool,
         stages: Stages,
-        console: ConsoleProcess,
         port: int,
         say: Say,
     ) -> None:
@@ -185,16 +192,21 @@ class Start:
         self._clock = clock
         self._engine_client = engine_client
         self._telemetry = telemetry
-        self._ingest = ingest
         self._stages = stages
-        self.console = console
+        self.console = ConsoleProcess(config, port)
         self._port = port
         self._say = say
 
-    async def announce(self) -> None:
+    async def announce(
+        self, ingest: IngestPool, gateways_ready: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Say that the service is ready, once it is; `gateways_ready` is whether another process
+        reads bodies."""
         started = await self._engine_client.wait_ready()
+        others_read = await gateways_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
-        self._ingest.warm_up()  # not earlier: it would take cores from the engine's start
+        if not others_read:
+            ingest.warm_up()  # not earlier: it would take cores from the engine's start
         self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "

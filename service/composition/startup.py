@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from service.config.settings import ConfigError, ServeConfig
 from service.gateway.engine_client.engine_process import start_engine
 from service.gateway.http.acceptor import raise_descriptor_limit
-from service.gateway.http.listener import bind, release
+from service.gateway.processes.sockets import open_sockets
 from service.process.allocator import limit_arenas
 from telemetry.facts.clock import MonotonicClock, process_start_ns
 from telemetry.facts.reasons import StartStage
@@ -32,18 +32,18 @@ def run_service(config: ServeConfig, say: Say) -> int:
     clock = MonotonicClock()
     stages = Stages(clock, process_start_ns())
     raise_descriptor_limit()
-    listener = bind(config.gateway)
+    sockets = open_sockets(config.gateway)
     try:
-        engine = start_engine(clock)
+        engine = start_engine(clock, sockets.engine)
     except OSError as error:
-        release(listener, config.gateway)
+        sockets.close(config.gateway)
         raise ConfigError(f"cannot start the engine process: {error}") from error
     stages.end(StartStage.LAUNCH, engine.begun_ns)
     try:
         from service.composition.serving import serve
 
         stages.end(StartStage.GATEWAY_IMPORTS)
-        return serve(config, listener, engine, stages, say)
+        return serve(config, sockets, engine, stages, say)
     finally:
         engine.close()
-        release(listener, config.gateway)
+        sockets.close(config.gateway)

@@ -16,13 +16,13 @@ from service.composition.root_wiring import current_diagnosis
 from service.composition.root_worker import NOTHING, RootWorker
 from service.composition.tracing_wiring import tracing_view
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.facts.records import RequestEnded
 from telemetry.host.machine import MachineWatch
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.otlp_push import MetricPusher
+from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.request_list import LIVE_SHOWN, RequestList
 from telemetry.requests.slo_policy import SloPolicy

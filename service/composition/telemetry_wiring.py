@@ -31,8 +31,6 @@ from service.gateway.server_state import ObservedEngine
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.isolation import Isolation
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.version import installed_version
 from telemetry.host.machine import MachineWatch
@@ -45,6 +43,8 @@ from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
 from telemetry.metrics.machine_metrics import heartbeat_families, machine_families
 from telemetry.metrics.otlp_push import MetricPusher
+from telemetry.pump.isolation import Isolation
+from telemetry.pump.pump import Pump
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -65,7 +65,8 @@ Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
-    requests are being served, `stacks` are those of all threads, `more` are further metrics."""
+    requests are being served, `stacks` are those of all threads, `more` are further metrics,
+    `more_lost` counts facts that other processes have lost."""
 
     engine: ObservedEngine
     model: Callable[[], str]
@@ -74,6 +75,7 @@ class Observed:
     stacks: Callable[[], str]
     more: MoreFamilies
     watch_host: bool
+    more_lost: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def build_telemetry(
     ConfigError."""
     engine, policy = observed.engine, policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: engine.lost_facts)
+    pump = Pump(clock, remote_lost=lambda: engine.lost_facts + observed.more_lost())
     machine = _build_machine(config, clock, observed, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))

@@ -11,6 +11,8 @@ from service.config.setting import ConfigError, Group, Unit, check_fields, setti
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 LEAST_ENGINE_DEADLINE_S = 3.0
+Compat = Literal["all", "openai", "vllm", "sglang", "off"]
+DEFAULT_COMPAT: Compat = "all"
 
 
 class KeysSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         setting("--max-body", Group.HTTP, "largest request body", unit=Unit.BYTES, ge=0),
     ] = 8 * 1024 * 1024
+    pooling: Annotated[
+        Literal["auto", "off", "last", "mean", "cls"],
+        setting(
+            "--pooling",
+            Group.MODEL,
+            "how /v1/embeddings makes a vector of a text's final states: of its last token, the "
+            "mean over all, or of its first; auto does what the model's files state "
+            "(modules.json), and refuses embeddings where they state nothing",
+        ),
+    ] = "auto"
     request_timeout_s: Annotated[
         float | None,
         setting(
@@ -112,6 +124,27 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 10.0
+    gateways: Annotated[
+        int,
+        setting(
+            "--gateways",
+            Group.HTTP,
+            "processes that serve clients; with several, one more supervises them, and has all "
+            "telemetry",
+            unit=Unit.PROCESSES,
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    compat: Annotated[
+        Compat,
+        setting(
+            "--compat",
+            Group.HTTP,
+            "whose fields requests may have besides this server's own: OpenAI's, and vLLM's or "
+            "SGLang's or both; those that cannot be obeyed are refused in any case",
+        ),
+    ] = DEFAULT_COMPAT
     ingest_workers: Annotated[
         int,
         setting(

@@ -13,7 +13,9 @@ from service.config.console_settings import ConsoleConfig
 from service.config.engine_settings import EXECUTORS, EngineConfig
 from service.config.gateway_settings import (
     ANY_ADDRESS,
+    DEFAULT_COMPAT,
     LEAST_ENGINE_DEADLINE_S,
+    Compat,
     GatewayConfig,
     KeysSettings,
 )
@@ -31,12 +33,14 @@ from service.config.telemetry_settings import (
 
 __all__ = [
     "ANY_ADDRESS",
+    "DEFAULT_COMPAT",
     "EXECUTORS",
     "LEAST_ENGINE_DEADLINE_S",
     "SECTIONS",
     "AttachConfig",
     "AttachedConfig",
     "AutopilotConfig",
+    "Compat",
     "ConfigError",
     "ConsoleConfig",
     "EngineConfig",

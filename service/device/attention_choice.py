@@ -15,10 +15,11 @@ from service.device.attention.flash_providers import find_provider
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.memory import choose_kv_format
 from service.device.models.ops import LayerOps, PlainOps
-from service.device.spec import ModelSpec
+from service.device.spec import Feature, ModelSpec
 
 TORCH_PAGE_TOKENS, TRITON_PAGE_TOKENS = 16, 64
 _WIDEST_HEAD = 256
+_PLAIN_OPS_ONLY = frozenset({Feature.PARTIAL_ROPE, Feature.WIDE_QK_NORM, Feature.GELU_GATE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device
     if wanted != "triton":
         flash, fault = _flash_attention(config, spec, device)
         if flash is not None:
-            return Chosen(flash, _best_ops(spec, device), graph_attention=flash)
+            return Chosen(flash, best_ops(spec, device), graph_attention=flash)
         faults.append(f"not flash: {fault}")
     if wanted == "flash":
         raise ConfigError(f"--attention flash: {fault}; use --attention auto")
@@ -92,12 +93,12 @@ def _triton(spec: ModelSpec, device: torch.device, fault: str | None) -> Chosen:
     from service.device.attention.triton_paged import TritonPagedAttention
 
     attention = TritonPagedAttention(spec, TRITON_PAGE_TOKENS, device)
-    return Chosen(attention, _best_ops(spec, device), fault, graph_attention=attention)
+    return Chosen(attention, best_ops(spec, device), fault, graph_attention=attention)
 
 
-def _best_ops(spec: ModelSpec, device: torch.device) -> LayerOps:
-    """Ours, where Triton is there."""
-    if triton_fault(spec, device) is not None:
+def best_ops(spec: ModelSpec, device: torch.device) -> LayerOps:
+    """Ours, where Triton is there and they compute what this model needs."""
+    if triton_fault(spec, device) is not None or spec.features & _PLAIN_OPS_ONLY:
         return PlainOps(spec)
     from service.device.triton.ops import FusedOps
 

@@ -10,7 +10,8 @@ from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, Pages
 from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives
-from service.device.torch_executor import DeviceExecutor, StepDecoder
+from service.device.step_decoder import StepDecoder
+from service.device.torch_executor import DeviceExecutor
 from telemetry.facts.clock import Clock
 
 DecoderT = TypeVar("DecoderT", bound=StepDecoder[Any])
@@ -27,7 +28,8 @@ class Backend(Generic[DecoderT, PagesT]):
     facts. A weight of a matrix takes `weight_bytes`, a block of the cache `block_bytes` over all
     layers. `load` reads the weights, `make_pages` allocates so many blocks. `make_executor` is
     None where `TorchExecutor` runs the plans. With `collectives` this is one tensor-parallel
-    rank, and what it loads and allocates is its part.
+    rank, and what it loads and allocates is its part. `no_states` says why prompts cannot be read
+    from final states; empty: the decoder is a `StatesDecoder`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Backend(Generic[DecoderT, PagesT]):
         Callable[[DecoderT, PagesT, Sampler, Clock, CpuKvPool | None], DeviceExecutor] | None
     ) = None
     collectives: Collectives | None = None
+    no_states: str = ""
 
 
 # of some decoder and the pages that it reads

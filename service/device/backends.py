@@ -134,6 +134,7 @@ def openvino_backend(
         block_bytes=layout.page_bytes,
         load=lambda: decoder,
         make_pages=decoder.make_cache,
+        no_states="OpenVINO's graph gives logits only; use --executor native or torch",
     )
 
 

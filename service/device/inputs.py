@@ -33,7 +33,8 @@ class StepInputs:
     keys and values are written, as in vLLM) are int64 [tokens]; `sampled` int64 [samples]
     are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`, one for
     each token and draft of a decode row. `last_tokens` are the flat rows whose token is the
-    last one sampled, in the order of `Plan.decodes`."""
+    last one sampled, in the order of `Plan.decodes`. `read`, int64 [rows], are the flat rows that
+    prompt outputs are read from, in the order of `Plan.read_chunks`; None without any."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -42,6 +43,7 @@ class StepInputs:
     decodes: tuple[SequenceSpan, ...]
     prefills: tuple[SequenceSpan, ...]
     last_tokens: tuple[int, ...] = ()
+    read: torch.Tensor | None = None
 
 
 def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInputs:
@@ -53,6 +55,7 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
     decodes: list[SequenceSpan] = []
     prefills: list[SequenceSpan] = []
     last_tokens: list[int] = []
+    read: list[int] = []
 
     def add(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> SequenceSpan:
         span = SequenceSpan(
@@ -74,7 +77,10 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         sampled.extend(range(span.begin, span.begin + span.query_tokens))
         (prefills if row.drafts else decodes).append(span)
     for chunk in plan.prefills:
-        prefills.append(add(chunk.tokens, chunk.start, chunk.blocks))
+        span = add(chunk.tokens, chunk.start, chunk.blocks)
+        prefills.append(span)
+        begin = span.begin - chunk.start
+        read.extend(range(begin + chunk.reads.first, begin + chunk.reads.stop))
         if chunk.samples:
             sampled.append(len(token_ids) - 1)
 
@@ -89,4 +95,5 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         decodes=tuple(decodes),
         prefills=tuple(prefills),
         last_tokens=tuple(last_tokens),
+        read=tensor(read) if read else None,
     )

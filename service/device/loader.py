@@ -22,7 +22,8 @@ from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.device.sampling.sampler import Sampler
 from service.device.sharding.shard import floor_shape
 from service.device.spec import ModelSpec
-from service.device.torch_executor import DeviceExecutor, StepDecoder, TorchExecutor
+from service.device.step_decoder import StepDecoder
+from service.device.torch_executor import DeviceExecutor, TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_start import ModelShape

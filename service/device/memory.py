@@ -19,8 +19,6 @@ _GIB = 1 << 30
 def choose_context(config: EngineConfig, spec: ModelSpec) -> int:
     """Prompt and output together, in tokens. Raises ConfigError when the model has less."""
     allowed = spec.context_tokens
-    if spec.sliding_window_tokens is not None:
-        allowed = min(allowed, spec.sliding_window_tokens)
     if config.max_model_tokens is None:
         return min(allowed, DEFAULT_CONTEXT_TOKENS)
     if config.max_model_tokens > allowed:

@@ -11,7 +11,7 @@ import torch
 from service.device.cache.kv_cache import Pages
 from service.device.inputs import build_inputs
 from service.device.sampling.draw_on_device import draw_on_device, draws_of
-from service.device.torch_executor import StepDecoder
+from service.device.step_decoder import StepDecoder
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import Plan, PrefillChunk, SamplingParams
 

@@ -43,8 +43,11 @@ class _Parts:
 
     @property
     def graph_attention(self) -> GraphAttention | None:
-        """A captured step that reduces over ranks is not there yet."""
-        return self.chosen.graph_attention if self.collectives is None else None
+        """A captured step that reduces over ranks is not there yet; one that goes through experts
+        asks the host how many rows each has."""
+        if self.collectives is not None or self.source.spec.experts is not None:
+            return None
+        return self.chosen.graph_attention
 
     @property
     def page_tokens(self) -> int:
@@ -126,6 +129,7 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
+        no_states="" if collectives is None else "not with --tensor-parallel above 1",
     )
 
 

@@ -20,28 +20,14 @@ from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
 from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
-from service.device.spec import ModelSpec
+from service.device.step_decoder import StepDecoder, forward_and_read
 from service.engine.executor import Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.facts.clock import Clock
 
 PagesT = TypeVar("PagesT", bound=Pages)
-_PagesIn = TypeVar("_PagesIn", bound=Pages, contravariant=True)
-
-
-class StepDecoder(Protocol[_PagesIn]):
-    """Weights and the forward pass over pages of its own kind; holds no state of a sequence."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
-        """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
-        ...
 
 
 class DeviceExecutor(Executor, Protocol):
@@ -90,6 +76,7 @@ class TorchExecutor(Generic[PagesT]):
         self._ranks = ranks
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
+        self._reader = PromptReader(clock)
         self._last_tokens: dict[int, int] = {}
         self._launched: deque[Future[StepOutcome]] = deque()
         self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
@@ -144,14 +131,18 @@ class TorchExecutor(Generic[PagesT]):
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
+            self._reader.stop(slot)
             self._last_tokens.pop(slot, None)
         for start in plan.started:
             self._sampler.start(start)
+            self._reader.start(start)
         self._copy_blocks(plan)
         forward_ns = self._clock.now_ns()
         try:
             self._fill_last_tokens(plan, inputs)
-            logits = self._decoder.forward(inputs, self._cache)
+            logits, prompts = forward_and_read(
+                self._decoder, self._reader, plan, inputs, self._cache
+            )
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
@@ -168,6 +159,8 @@ class TorchExecutor(Generic[PagesT]):
             sampler.last_masked_rows,
             rank_skew_ns=skew_ns,
             slowest_rank=slowest_rank,
+            prompts=prompts,
+            score_ns=self._reader.last_score_ns,
         )
 
     def _copy_blocks(self, plan: Plan) -> None:

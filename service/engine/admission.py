@@ -76,9 +76,12 @@ class QueueLoad:
     of_tenant: int
 
 
-def refusal(limits: Limits, prompt_tokens: int, load: QueueLoad) -> EndReason | None:
-    """Why a new request cannot enter the queue now; None when it can."""
-    if prompt_tokens < 1 or prompt_tokens >= limits.max_model_tokens:
+def refusal(
+    limits: Limits, prompt_tokens: int, load: QueueLoad, least_outputs: int = 1
+) -> EndReason | None:
+    """Why a new request cannot enter the queue now; None when it can. `least_outputs` tokens must
+    fit beside the prompt."""
+    if prompt_tokens < 1 or prompt_tokens + least_outputs > limits.max_model_tokens:
         return EndReason.INVALID
     if load.requests >= limits.queue_limit_requests:
         return EndReason.QUEUE_FULL

@@ -49,13 +49,16 @@ class StepCost:
     """The fitted cost, corrected by what the last steps took beside it.
 
     Machines change their speed within seconds, a fit follows within hundreds of steps. The
-    correction is a function of recorded durations, so it is the same in an exact replay.
+    correction is a function of recorded durations, so it is the same in an exact replay. So is
+    `score_row_ns`, what scoring a prompt token took in the last step that did it: it is not part of
+    the fit.
     """
 
     def __init__(self) -> None:
         self.fitted: SetStepCost | None = None
         self.drift = 1.0
         self.stretch = 1.0  # time of a step over the time of its prompts, in the last step
+        self.score_row_ns = 0.0
         self._steps: deque[tuple[Load, int]] = deque(maxlen=_RECENT_STEPS)
 
     def set(self, fitted: SetStepCost) -> None:
@@ -65,7 +68,10 @@ class StepCost:
 
     def learn(self, plan: Plan, outcome: StepOutcome) -> None:
         """A step has been computed."""
-        span_ns = outcome.sample_ns - outcome.forward_ns
+        scored_rows = sum(chunk.reads.scored_rows for chunk in plan.prefills)
+        if scored_rows:
+            self.score_row_ns = outcome.score_ns / scored_rows
+        span_ns = outcome.sample_ns - outcome.forward_ns - outcome.score_ns
         if span_ns <= 0:
             return
         self._steps.append((load_of_plan(plan), span_ns))
@@ -119,6 +125,7 @@ class StepCost:
             spent_ns=self.drift * fitted.mixed_ns,
             token_ns=self.drift * fitted.prefill_token_ns,
             pair_ns=self.drift * fitted.pair_ns,
+            score_row_ns=self.score_row_ns,
         )
 
 
@@ -138,16 +145,27 @@ class PromptTime:
     spent_ns: float
     token_ns: float
     pair_ns: float
+    score_row_ns: float = 0.0
     used: bool = False
 
-    def tokens(self, remaining: int, context: int, most: int, bound_ns: float = inf) -> int:
+    def tokens(
+        self,
+        remaining: int,
+        context: int,
+        most: int,
+        bound_ns: float = inf,
+        scores: bool = False,
+    ) -> int:
         """How many of a prompt's `remaining` tokens after `context` to compute: what fits into the
-        time, in whole tiles unless it is the rest; of the first prompt at least a tile."""
+        time, in whole tiles unless it is the rest; of the first prompt at least a tile. `scores`:
+        the tokens are scored too."""
         wanted = min(remaining, most)
         room_ns = max(self.least_ns, min(self.most_ns, bound_ns) - self.decode_ns) - self.spent_ns
-        if wanted == remaining and self._fitting(room_ns + self.finish_ns, context) >= wanted:
+        token_ns = self.token_ns + self.score_row_ns * scores
+        whole_ns = room_ns + self.finish_ns
+        if wanted == remaining and self._fitting(whole_ns, context, token_ns) >= wanted:
             return wanted
-        fitting = self._fitting(room_ns, context)
+        fitting = self._fitting(room_ns, context, token_ns)
         if fitting >= wanted:
             return wanted
         whole = int(fitting) // TILE_TOKENS * TILE_TOKENS
@@ -155,16 +173,17 @@ class PromptTime:
             whole = TILE_TOKENS
         return min(wanted, whole)
 
-    def take(self, tokens: int, context: int) -> None:
-        """A chunk was added to the step."""
+    def take(self, tokens: int, context: int, scored_rows: int = 0) -> None:
+        """A chunk was added to the step, of which so many rows are scored."""
         self.used = True
+        self.spent_ns += self.score_row_ns * scored_rows
         self.spent_ns += self.token_ns * tokens + self.pair_ns * attention_pairs(tokens, context)
 
-    def _fitting(self, left_ns: float, context: int) -> float:
+    def _fitting(self, left_ns: float, context: int, token_ns: float) -> float:
         """The n tokens whose time, with that of their attention pairs, is `left_ns`."""
         if left_ns <= 0:
             return 0.0
-        linear = self.token_ns + self.pair_ns * context
+        linear = token_ns + self.pair_ns * context
         root = sqrt(linear * linear + 2 * self.pair_ns * left_ns)
         return 2 * left_ns / max(linear + root, 1e-9)
 

@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from service.engine.plan import Grammar, SamplingParams
+from service.engine.prompt_output import PromptOutput
 from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.reasons import EndReason
 
@@ -19,16 +20,17 @@ from telemetry.facts.reasons import EndReason
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Generate one sequence.
 
-    `max_tokens` bounds the output; the gateway has checked that the prompt fits the
-    context. `end_token_ids` end the text (the model's EOS tokens, unless the client asked
-    to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
+    `max_tokens` bounds the output; with 0 only the prompt is computed. The gateway has checked that
+    both fit the context. `end_token_ids` end the text (the model's EOS tokens, unless the client
+    asked to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
     earlier. At `deadline_ns` (monotonic) the sequence ends, waiting or running.
     The first token should come by `first_token_by_ns` (monotonic), which is `ttft_target_ns` after
     the request was accepted, and each further one within `itl_target_ns` of the one before: the
     targets of its SLO class.
     `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
-    GrammarReady comes for it.
+    GrammarReady comes for it. With a `prompt_output` that reads every row the prefix cache is
+    neither read nor filled.
     """
 
     seq_id: int
@@ -47,6 +49,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    prompt_output: PromptOutput | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

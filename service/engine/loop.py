@@ -30,9 +30,9 @@ from service.engine.inbox import (
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.facts.clock import Clock
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.facts.recorder import Lane
+from telemetry.facts.step_parts import DeviceTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,7 @@ class EngineLoop:
                 outcome.rank_skew_ns,
                 plan.target_ns,
                 outcome.slowest_rank,
+                outcome.score_ns,
             )
         )
         self._record_facts(committed_ns)
@@ -261,6 +262,7 @@ def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
             chunk.recompute_tokens,
             int(chunk.samples),
             chunk.seq_id in wasted,
+            chunk.reads.scored_rows,
         )
         rows.append(row)
     return tuple(rows)

@@ -17,9 +17,9 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.facts.device_times import DeviceTimes
-from telemetry.facts.engine_records import Skip
+from service.engine.prompt_output import NO_READS, PromptOutput, PromptResult, Reads
 from telemetry.facts.reasons import EndReason
+from telemetry.facts.step_parts import DeviceTimes, Skip
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,8 @@ class SlotStart:
     """A sequence takes a slot of the executor (first admission, or after preemption).
 
     `outputs` are the tokens it had generated before; penalties count them and the
-    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled.
+    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `prompt_output`
+    is what its chunks' `reads` are for.
     """
 
     slot: int
@@ -80,6 +81,7 @@ class SlotStart:
     min_tokens: int
     end_token_ids: Sequence[int]
     grammar: Grammar | None = None
+    prompt_output: PromptOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class PrefillChunk:
 
     `blocks` is the sequence's block table: the token at position p lives in block
     `blocks[p // block_tokens]` at offset `p % block_tokens`. When `samples`, the chunk
-    is the prompt's last and its last row's logits give output number `output_index`.
+    is the prompt's last and its last row's logits give output number `output_index`. `reads` are
+    the rows that the slot's `prompt_output` wants.
     """
 
     seq_id: int
@@ -99,6 +102,7 @@ class PrefillChunk:
     recompute_tokens: int
     samples: bool
     output_index: int
+    reads: Reads = NO_READS
 
 
 class DecodeRow(msgspec.Struct, frozen=True, gc=False):
@@ -170,6 +174,11 @@ class Plan:
     def sampled_rows(self) -> tuple[DecodeRow | PrefillChunk, ...]:
         return (*self.decodes, *(chunk for chunk in self.prefills if chunk.samples))
 
+    @property
+    def read_chunks(self) -> tuple[PrefillChunk, ...]:
+        """Chunks of which rows are read."""
+        return tuple(chunk for chunk in self.prefills if chunk.reads.rows)
+
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural log-probability of one token, from the model's raw distribution."""
@@ -194,6 +203,9 @@ class StepOutcome:
     logits were ready, sampling began. `mask_ns` of the sampling went into the masks of
     `masked_rows` constrained rows. `device` is None where the device has no clock of its own.
     `rank_skew_ns` and `slowest_rank` are None without tensor parallelism.
+    `prompts[i]` is what was read of `plan.read_chunks[i]`, None while a pool is not complete; a
+    device that computes nothing may have no `prompts` at all. `score_ns` of the time from
+    `forward_ns` to `sample_ns` went into scores of prompt tokens.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
@@ -204,10 +216,13 @@ class StepOutcome:
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
     slowest_rank: int | None = None
+    prompts: tuple[PromptResult | None, ...] = ()
+    score_ns: int = 0
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """A new token of one sequence, its end, or both. Nothing follows an end.
+    """A new token of one sequence, its end, or both; or what was read of its prompt. Nothing
+    follows an end.
 
     `detail` explains an end that is an error to the client.
     """
@@ -216,3 +231,4 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     sample: Sample | None
     end: EndReason | None
     detail: str | None = None
+    prompt: PromptResult | None = None

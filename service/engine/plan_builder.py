@@ -12,8 +12,8 @@ from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotSt
 from service.engine.sequences.request import Request
 from service.engine.targets import Bounds
 from telemetry.costs.step_load import Load
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.step_parts import Skip
 
 
 class PlanBuilder:
@@ -53,14 +53,13 @@ class PlanBuilder:
         if self._time is not None:
             self._bounds = bounds
 
-    def prompt_tokens(self, ttft_target_ns: int | None, remaining: int, context: int) -> int:
-        """Of a prompt's `remaining` tokens after `context`, how many the step can take; the prompt
-        has this first-token target."""
+    def prompt_tokens(self, request: Request, remaining: int, context: int) -> int:
+        """Of a prompt's `remaining` tokens after `context`, how many the step can take."""
         most = min(remaining, self.budget_left)
         if self._time is None:
             return most
-        bound_ns = self._bounds.prompts_ns.get(ttft_target_ns, inf)
-        return self._time.tokens(remaining, context, most, bound_ns)
+        bound_ns = self._bounds.prompts_ns.get(request.submit.ttft_target_ns, inf)
+        return self._time.tokens(remaining, context, most, bound_ns, request.scores_prompt)
 
     def skip(self, request: Request, reason: WaitReason) -> None:
         """Note why a live request gets no row."""
@@ -95,7 +94,9 @@ class PlanBuilder:
     def add_prefill(self, request: Request, count: int) -> None:
         """The next `count` tokens of a sequence's prompt."""
         assert request.slot is not None
-        samples = count == request.prefill_tokens - request.computed_tokens
+        is_last = count == request.prefill_tokens - request.computed_tokens
+        samples = is_last and request.submit.max_tokens > 0
+        reads = request.take_reads(count)
         self._prefills.append(
             PrefillChunk(
                 seq_id=request.seq_id,
@@ -106,10 +107,11 @@ class PlanBuilder:
                 recompute_tokens=request.recompute_tokens(count),
                 samples=samples,
                 output_index=request.next_output_index,
+                reads=reads,
             )
         )
         if self._time is not None:
-            self._time.take(count, request.computed_tokens)
+            self._time.take(count, request.computed_tokens, reads.scored_rows)
         request.advance(count)
         request.in_flight_samples += samples
         self.budget_left -= count

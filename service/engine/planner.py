@@ -303,7 +303,7 @@ class Planner:
         """Tokens of a prompt's remainder, after `context` computed ones, that the step can take."""
         if not self.limits.chunked_prefill and remaining > builder.budget_left:
             return 0
-        return builder.prompt_tokens(request.submit.ttft_target_ns, remaining, context)
+        return builder.prompt_tokens(request, remaining, context)
 
     def _add_chunk(self, request: Request, builder: PlanBuilder) -> bool:
         remaining = request.prefill_tokens - request.computed_tokens

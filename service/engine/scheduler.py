@@ -26,19 +26,17 @@ from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
 from service.engine.executor import StepFailed
 from service.engine.inbox import GrammarReady, SetLimits, SetStepCost, Submit
-from service.engine.kv.cpu_offload import CpuOffloadIndex
-from service.engine.kv.prefix import PrefixCache
 from service.engine.limits_record import with_runtime
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
 from service.engine.sequences.fact_log import FactLog
+from service.engine.sequences.prefix_blocks import prefix_cache_of
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import end_after
 from service.engine.slack import is_late
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
-    BlocksSealed,
     CacheFlushed,
     GrammarCompiled,
     LimitsSet,
@@ -49,6 +47,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import BlocksSealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Scheduler:
         self._vocab_tokens = vocab_tokens
         self._make_proposer = make_proposer
         self.log = FactLog()
-        self.prefix = _prefix_cache(limits)
+        self.prefix = prefix_cache_of(limits)
         self.pool = self.prefix.pool
         self.table = SequenceTable(limits, self.prefix, self.log)
         self._blocks, self._counters = self.table.blocks, self.table.counters
@@ -116,7 +115,8 @@ class Scheduler:
             requests=len(queue), tokens=queue.tokens, of_tenant=queue.waiting_of(command.tenant)
         )
         request = Request(command)
-        reason = refusal(self.limits, len(command.prompt), load)
+        least_outputs = min(1, command.max_tokens)
+        reason = refusal(self.limits, len(command.prompt), load, least_outputs)
         if names_unknown_token(command, self._vocab_tokens):
             reason = EndReason.INVALID_TOKEN
         if reason is not None:
@@ -239,9 +239,10 @@ class Scheduler:
         self._planner.cost.learn(plan, outcome)
         rows = plan.sampled_rows
         assert len(rows) == len(outcome.samples), f"{len(rows)} rows, {len(outcome.samples)} tokens"
+        self._emit_read(plan, outcome)
         for chunk in plan.prefills:
             if not chunk.samples:
-                self._register_computed(chunk, len(chunk.tokens))
+                self._commit_chunk(chunk)
         tokens: dict[int, int] = {}
         wasted: set[int] = set()
         for row, samples in zip(rows, outcome.samples, strict=True):
@@ -283,6 +284,23 @@ class Scheduler:
 
     # The parts of commit()
 
+    def _emit_read(self, plan: Plan, outcome: StepOutcome) -> None:
+        """Pass on what was read of prompts."""
+        if not outcome.prompts:
+            return
+        for chunk, found in zip(plan.read_chunks, outcome.prompts, strict=True):
+            if found is not None and chunk.seq_id in self.table.live:
+                self.log.emit(Emission(chunk.seq_id, None, None, prompt=found))
+
+    def _commit_chunk(self, chunk: PrefillChunk) -> None:
+        """A chunk without a token; the last one ends a sequence that wants none."""
+        self._register_computed(chunk, len(chunk.tokens))
+        request = self.table.live.get(chunk.seq_id)
+        if request is None or request.submit.max_tokens:
+            return
+        if chunk.start + len(chunk.tokens) == len(request.submit.prompt):
+            self.table.end(request, EndReason.MAX_TOKENS)
+
     def _commit_row(
         self, request: Request, row: DecodeRow | PrefillChunk, samples: tuple[Sample, ...]
     ) -> int:
@@ -321,15 +339,3 @@ class Scheduler:
 
     def _record(self, fact: type[SequencePaused | SequenceResumed], seq_id: int) -> None:
         self.log.record(partial(fact, seq_id=seq_id, step_id=self.log.next_step_id))
-
-
-def _prefix_cache(limits: Limits) -> PrefixCache:
-    slots = limits.host_slots
-    offload = CpuOffloadIndex(slots, limits.retention) if slots else None
-    return PrefixCache(
-        limits.blocks_total,
-        limits.block_tokens,
-        limits.cache_identity,
-        offload,
-        limits.prefix_cache,
-    )

@@ -8,6 +8,8 @@ It must not import torch, nor draw, nor diagnose. A request passes the packages 
 - `ingest`: its body becomes prompts, in worker processes.
 - `engine_client`: its sequences go to the engine process, and tokens come back.
 
+`processes` has several gateway processes behind one address (`--gateways`).
+
 `server` runs all of that, `server_state` is what its routes share, `errors` has the errors that
 clients see.
 """

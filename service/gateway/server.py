@@ -69,25 +69,7 @@ async def run_gateway(
     announce: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve until a signal or until the engine supervisor ends. Raises EngineStartFailed."""
-    gateway = state.config
-    limits = gateway.http
-    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            ws="none",  # no websockets
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=limits.keep_alive_timeout_s,  # type: ignore[arg-type]
-            ssl_certfile=limits.ssl_certfile,
-            ssl_keyfile=limits.ssl_keyfile,
-            timeout_graceful_shutdown=_LAST_RESPONSES_S,
-        ),
-        listener,
-        OpenConnections(limits, state.connections, gateway.slow_client_timeout_s),
-    )
+    server = http_server(app, state, listener)
     stop, skip_grace = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -106,6 +88,42 @@ async def run_gateway(
         await supervisor
 
 
+async def run_until(
+    app: ASGIApp, state: ServerState, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """Serve until `stop` is set."""
+    server = http_server(app, state, listener)
+    http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({http, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    stopping.cancel()
+    await http
+
+
+def http_server(app: ASGIApp, state: ServerState, listener: socket.socket) -> uvicorn.Server:
+    """The HTTP server on a bound listener; it starts with `serve`."""
+    gateway = state.config
+    limits = gateway.http
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
+    return _Server(
+        uvicorn.Config(
+            app,
+            ws="none",  # no websockets
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=limits.keep_alive_timeout_s,  # type: ignore[arg-type]
+            ssl_certfile=limits.ssl_certfile,
+            ssl_keyfile=limits.ssl_keyfile,
+            timeout_graceful_shutdown=_LAST_RESPONSES_S,
+        ),
+        listener,
+        OpenConnections(limits, state.connections, gateway.slow_client_timeout_s),
+    )
+
+
 def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Drop uvicorn's message about an incomplete response: its reason is recorded as a fact."""
     return "without completing response" not in record.getMessage()
@@ -114,7 +132,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 async def _drain(state: ServerState, stop: asyncio.Event, skip_grace: asyncio.Event) -> None:
     """Wait for the first signal, then until all requests have ended."""
     await stop.wait()
-    state.drain.active = True
+    state.drain.begin()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(state.config.drain_timeout_s):
             while state.handlers and not skip_grace.is_set():

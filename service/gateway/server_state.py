@@ -16,6 +16,7 @@ from telemetry.facts.records import Fact, RequestEnded
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.metrics.connections import ConnectionCounts
 from telemetry.requests.timings import RequestTimings
+from telemetry.stats.window import Snapshot
 from telemetry.traces.sampling import TracingMode
 
 
@@ -79,8 +80,12 @@ class ObservedEngine(Protocol):
 class Views(Protocol):
     """The debug views, as bytes; the gateway does not know how they are made."""
 
+    def current(self) -> Snapshot:
+        """The current Snapshot."""
+        ...
+
     def snapshot(self) -> bytes:
-        """JSON of the current Snapshot."""
+        """Its JSON."""
         ...
 
     def request(self, request_id: str) -> bytes | None:
@@ -166,9 +171,15 @@ class LiveRequest(Protocol):
 
 @dataclass(slots=True)
 class Drain:
-    """`active` is set when the server is told to stop; new requests are refused then."""
+    """`active` is set when the server is told to stop; new requests are refused then. `on_begin` is
+    called when it is."""
 
     active: bool = False
+    on_begin: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        self.active = True
+        self.on_begin()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,8 +121,8 @@ class GgufFile:
             ) from error
 
     def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """A tensor as a new float32 array of its shape, with its rows in `order` if that is given.
-        Raises ConfigError."""
+        """A tensor as a new float32 array of its shape, or those of its rows that `order` names, in
+        that order. Raises ConfigError."""
         info = self.tensors.get(name)
         if info is None:
             raise ConfigError(f"{self.path} has no tensor {name}")
@@ -133,7 +133,7 @@ class GgufFile:
                 return dequantize_blocks(rows, info.kind).reshape(info.shape)
             if len(info.shape) == 1:
                 return dequantize_blocks(rows, info.kind).reshape(-1)[order]
-            return dequantize_blocks(rows[order], info.kind).reshape(info.shape)
+            return dequantize_blocks(rows[order], info.kind).reshape(-1, *info.shape[1:])
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "

@@ -1,7 +1,8 @@
 """The engine process: what surrounds the engine loop, and its protocol with the gateway.
 
 - `engine_main`: loads the executor and runs the loop; only `service.cli` imports it.
-- `frames`, `gateway_connection`: the messages, and the engine's end of the socket.
+- `frames`, `link`, `gateway_connection`: the messages, and the engine's end of the socket.
+- `many_gateways`: the engine's ends with several gateway processes.
 - `heartbeat`: the shared page by which the gateway watches the engine.
 - `live_sequences`, `profiling`: records of live sequences, and kernel profiles.
 - `allocator`: settings of malloc, for the gateway process.

@@ -44,6 +44,7 @@ from service.process import frames
 from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
 from service.process.live_sequences import SequenceLister
+from service.process.many_gateways import ManyGateways
 from service.process.profiling import Profiles
 from telemetry.costs.step_cost import fit, warm_up_steps
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
@@ -168,14 +169,22 @@ class EngineServer:
         return wait_s if most_s is None else min(wait_s, most_s)
 
 
-def run_engine_process(connection: socket.socket, heartbeat_fd: int | None = None) -> int:
+def run_engine_process(
+    connection: socket.socket,
+    heartbeat_fd: int | None = None,
+    listener: socket.socket | None = None,
+) -> int:
     """Run the engine process; returns its exit code.
 
-    `heartbeat_fd` is the shared page of the heartbeat, if the gateway watches it.
+    `heartbeat_fd` is the shared page of the heartbeat, if the gateway watches it. Further gateway
+    processes connect to `listener`, if there are several.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the gateway sends Shutdown
-    gateway, clock = GatewayConnection(connection), MonotonicClock()
+    clock = MonotonicClock()
+    gateway = (
+        GatewayConnection(connection) if listener is None else ManyGateways(connection, listener)
+    )
     heartbeat = Heartbeat(heartbeat_fd, clock)
     heartbeat.start()
     try:
@@ -323,4 +332,5 @@ def _started(
         stages=stages,
         shape=loaded.shape,
         warm_up=warm,
+        no_prompt_outputs=loaded.backend.no_states,
     )

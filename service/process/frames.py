@@ -50,6 +50,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Exit now; no request waits for a sequence in flight."""
 
 
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a gateway process that is not the main one: `space` is the upper part of
+    all its sequence ids (`telemetry.facts.base.space_of`)."""
+
+    space: int
+
+
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
     """A stage of loading has begun."""
 
@@ -57,11 +64,17 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
-    """Emissions and facts of one step. `lost_facts` counts dropped facts since the start."""
+    """Emissions and facts of one step. `lost_facts` counts dropped facts since the start.
+
+    To one of several gateway processes it has that process' emissions, and of the facts those that
+    tell where sequences are; `number` is then how many frames the main process had been sent, which
+    have all facts.
+    """
 
     emissions: list[Emission]
     facts: list[Fact]
     lost_facts: int
+    number: int = 0
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
@@ -114,13 +127,22 @@ ToEngine = (
     | StopProfile
     | Shutdown
 )
+FromGatewayProcess = Join | Submit | Cancel | Pause | Resume
 ToGateway = LoadProgress | Frame | ProfileEnded | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+from_process_decoder: msgspec.msgpack.Decoder[FromGatewayProcess] = msgspec.msgpack.Decoder(
+    FromGatewayProcess
+)
 to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 
 
-def encode(message: ToEngine | ToGateway) -> bytes:
+def packed(message: ToEngine | ToGateway | Join) -> bytes:
+    """A message without its length."""
+    return _encoder.encode(message)
+
+
+def encode(message: ToEngine | ToGateway | Join) -> bytes:
     """One framed message."""
-    return framed(_encoder.encode(message))
+    return framed(packed(message))

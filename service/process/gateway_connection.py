@@ -1,9 +1,8 @@
 """The engine's end of the socket to the gateway.
 
-Sending never blocks: what the socket does not accept goes to a backlog. When the backlog is too
-large, facts are dropped and counted; tokens never are. It waits with `poll`, because `select` is
-limited to descriptors below 1024: the engine inherits the number that was free in the gateway,
-which may have thousands open.
+Sending never blocks (`service.process.link`). When the backlog is too large, facts are dropped and
+counted; tokens never are. It waits with `poll`, because `select` is limited to descriptors below
+1024: the engine inherits the number that was free in the gateway, which may have thousands open.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import socket
 from collections import deque
 
 from service.process import frames
-from telemetry.facts.framing import Unframer
+from service.process.link import Link, LinkClosed
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.recorder import Gap
 
-_RECEIVE_BYTES = 1 << 18
-_BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
+BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class GatewayGone(Exception):
@@ -32,11 +30,7 @@ class GatewayConnection:
     """Receives commands and sends frames, without blocking on a gateway that does not read."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._unframer = Unframer()
-        self._backlog: deque[memoryview] = deque()
-        self._backlog_bytes = 0
+        self._link = Link(connection)
         self._dropped_facts = 0
         self._gap = Gap(FactSource.ENGINE)
         self._unread: deque[frames.ToEngine] = deque()
@@ -74,15 +68,15 @@ class GatewayConnection:
         return self._unread.popleft()
 
     def send(self, message: frames.ToGateway) -> None:
-        data = frames.encode(message)
-        self._backlog.append(memoryview(data))
-        self._backlog_bytes += len(data)
-        self._flush()
+        try:
+            self._link.send(frames.packed(message))
+        except LinkClosed as error:
+            raise GatewayGone from error
 
     def send_frame(self, frame: frames.Frame) -> None:
         """Send a step's frame; drops its facts when the backlog is full."""
         facts, lost = frame.facts, frame.lost_facts
-        if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
+        if self._link.backlog_bytes > BACKLOG_LIMIT_BYTES:
             self._gap.add(facts)
             self._dropped_facts += len(facts)
             facts = []
@@ -98,19 +92,23 @@ class GatewayConnection:
     @property
     def has_gap_to_report(self) -> bool:
         """The next frame will report how many facts were dropped."""
-        return self.has_gap and self._backlog_bytes <= _BACKLOG_LIMIT_BYTES
+        return self.has_gap and self._link.backlog_bytes <= BACKLOG_LIMIT_BYTES
 
     def send_last(self, message: frames.ToGateway) -> None:
         """Send and block until it is written; the process exits after this."""
-        self._connection.setblocking(True)
+        self._link.block()
         self.send(message)
 
     def _wait(self, wait_s: float | None) -> set[int]:
         """Descriptors that are ready for reading, or for writing if there is a backlog."""
-        events = select.POLLIN | select.POLLOUT if self._backlog else select.POLLIN
-        self._poll.register(self._connection, events)
+        self._watch(self._link)
         wait_ms = None if wait_s is None else math.ceil(wait_s * 1e3)
         return {number for number, _ in self._poll.poll(wait_ms)}
+
+    def _watch(self, link: Link) -> None:
+        """Have `_wait` return when the link can be read, or written if it has a backlog."""
+        events = select.POLLIN | select.POLLOUT if link.has_backlog else select.POLLIN
+        self._poll.register(link, events)
 
     def _read(self) -> list[frames.ToEngine]:
         if self._unread:
@@ -118,25 +116,12 @@ class GatewayConnection:
             self._unread.clear()
             return unread
         try:
-            data = self._connection.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return []
-        except ConnectionError as error:
+            return [frames.to_engine_decoder.decode(one) for one in self._link.receive()]
+        except LinkClosed as error:
             raise GatewayGone from error
-        if not data:
-            raise GatewayGone
-        decode = frames.to_engine_decoder.decode
-        return [decode(payload) for payload in self._unframer.feed(data)]
 
     def _flush(self) -> None:
-        while self._backlog:
-            try:
-                sent = self._connection.send(self._backlog[0])
-            except BlockingIOError:
-                return
-            except ConnectionError as error:
-                raise GatewayGone from error
-            self._backlog_bytes -= sent
-            rest = self._backlog.popleft()[sent:]
-            if rest:
-                self._backlog.appendleft(rest)
+        try:
+            self._link.flush()
+        except LinkClosed as error:
+            raise GatewayGone from error

@@ -37,11 +37,15 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Finds stop strings in text that arrives in pieces."""
+    """Finds stop strings in text that arrives in pieces.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    With `keep`, the text that stopped it counts as text before it.
+    """
+
+    def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
+        self._keep = keep
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -50,10 +54,11 @@ class StopScanner:
         When one was found, the text before it has been returned; call neither method again.
         """
         self._held += text
-        found = [self._held.find(stop) for stop in self._stops]
-        hits = [at for at in found if at >= 0]
+        found = [(self._held.find(stop), len(stop)) for stop in self._stops]
+        hits = [hit for hit in found if hit[0] >= 0]
         if hits:
-            before = self._held[: min(hits)]
+            begin, length = min(hits)
+            before = self._held[: begin + (length if self._keep else 0)]
             self._held = ""
             return before, True
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)

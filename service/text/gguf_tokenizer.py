@@ -116,7 +116,7 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
         case "smollm" | "starcoder" | "refact" | "command-r":
             digits = pre_tokenizers.Digits(individual_digits=True)
             return pre_tokenizers.Sequence([digits, plain])
-        case "llama-bpe" | "llama3" | "llama-v3":
+        case "llama-bpe" | "llama3" | "llama-v3" | "dbrx":
             return pre_tokenizers.Sequence([split(_LLAMA3_SPLIT), after_split])
         case "qwen2" | "deepseek-r1-qwen":
             return pre_tokenizers.Sequence([split(_QWEN2_SPLIT), after_split])

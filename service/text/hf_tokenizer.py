@@ -40,6 +40,8 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
         refuse_tokens_beyond(path, backend.get_vocab(with_added_tokens=True), rows)
         refuse_ids_beyond(folder, "eos_token_id", ends, rows)
     _check_added(settings, backend)
+    embeds = (folder / "modules.json").is_file()
+    add_bos, suffix_ids = _around_prompts(settings, backend, bos, ends if embeds else ())
     tokenizer = Tokenizer(
         backend,
         token_bytes=_all_bytes(backend, byte_level),
@@ -50,7 +52,8 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
         ),
         bos_token_id=bos,
         eos_token_ids=ends,
-        add_bos=_adds_bos(settings, backend, bos),
+        add_bos=add_bos,
+        suffix_ids=suffix_ids,
         strip_first_space=not byte_level and "Metaspace" in json.dumps(described),
         chat_template=_chat_template(folder, settings.take("chat_template")),
     )
@@ -58,21 +61,27 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _adds_bos(settings: StrictKeys, backend: Backend, bos: int | None) -> bool:
-    """Whether prompts begin with BOS: by tokenizer.json, or by a flag for some classes. Raises
-    ConfigError if prompts would get other tokens."""
-    begins, ends = settings.take("add_bos_token"), settings.take("add_eos_token", False)
+def _around_prompts(
+    settings: StrictKeys, backend: Backend, bos: int | None, ends: tuple[int, ...]
+) -> tuple[bool, tuple[int, ...]]:
+    """Whether prompts begin with BOS, and the token of `ends` that they end with, if any: by
+    tokenizer.json, or by a flag for some classes. Only a model for embeddings has `ends`: before an
+    answer an end is wrong. Raises ConfigError if prompts would get other tokens."""
+    begins, adds_end = settings.take("add_bos_token"), settings.take("add_eos_token", False)
     if settings.peek("tokenizer_class") in _CLASSES_WITH_FLAGS and begins is not None:
-        if ends:
-            raise settings.refused("add_eos_token", ends, "prompts have no end token")
-        return bool(begins) and bos is not None
+        if adds_end:
+            raise settings.refused("add_eos_token", adds_end, "prompts have no end token")
+        return bool(begins) and bos is not None, ()
     bare, whole = (backend.encode("a", add_special_tokens=added).ids for added in (False, True))
-    if whole not in (bare, [bos, *bare]):
+    before = 0 if whole[: len(bare)] == bare else 1
+    first, last = whole[:before], whole[before + len(bare) :]
+    known_first = first in ([], [bos]) and whole[before : before + len(bare)] == bare
+    if not known_first or (last and (len(last) > 1 or last[0] not in ends)):
         raise broken(
             settings.path.with_name("tokenizer.json"),
             "it puts tokens around a prompt, and bos_token in tokenizer_config.json is not all",
         )
-    return whole != bare
+    return bool(first), tuple(last)
 
 
 def _check_added(settings: StrictKeys, backend: Backend) -> None:

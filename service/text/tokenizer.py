@@ -33,7 +33,9 @@ class Tokenizer:
         add_bos: bool,
         strip_first_space: bool,
         chat_template: str | None,
+        suffix_ids: tuple[int, ...] = (),
     ) -> None:
+        """`suffix_ids` end every text that is embedded, as some models for that have it."""
         self._backend = backend
         self._token_bytes = token_bytes
         self._special_ids = special_ids
@@ -42,6 +44,7 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.strip_first_space = strip_first_space
         self.chat_template = chat_template
+        self._suffix_ids = suffix_ids
 
     @property
     def vocab_size(self) -> int:
@@ -73,6 +76,10 @@ class Tokenizer:
             return [self.bos_token_id, *ids]
         return ids
 
+    def encode_to_embed(self, text: str) -> list[int]:
+        """Token ids of a text whose states are pooled: with the end that the model wants."""
+        return [*self.encode(text), *self._suffix_ids]
+
     def encode_chat(self, rendered: str) -> list[int]:
         """Token ids of a rendered chat template, which has all special tokens in it."""
         ids: list[int] = self._backend.encode(rendered, add_special_tokens=False).ids
@@ -86,6 +93,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġthe`; empty for padding ids."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found or ""
 
     def is_special(self, token_id: int) -> bool:
         """Control tokens, which are not part of the text."""

@@ -72,6 +72,7 @@ class Term(StrEnum):
     HAS_DECODES = "has_decodes"
     HAS_PROMPTS = "has_prompts"
     RESHAPES = "reshapes"
+    SCORED_ROWS = "scored_rows"
 
 
 _VALUES: Mapping[Term, Callable[[Load], float]] = {
@@ -87,6 +88,7 @@ _VALUES: Mapping[Term, Callable[[Load], float]] = {
     Term.HAS_DECODES: lambda load: float(load.decode_rows > 0),
     Term.HAS_PROMPTS: lambda load: float(load.prompt_tokens > 0),
     Term.RESHAPES: lambda load: float(load.reshapes),
+    Term.SCORED_ROWS: lambda load: load.scored_rows,
 }
 _KNOTTED: Mapping[Term, Callable[[Load, int], float]] = {
     Term.ROWS_BEYOND: lambda load, knot: max(0, load.decode_rows - knot),
@@ -190,6 +192,7 @@ REPLAY = Preset(
         Term.HAS_PROMPTS,
         Term.SAMPLED_PROMPTS,
         Term.RESHAPES,
+        Term.SCORED_ROWS,
     ),
     knots=(1, 2, 4, 8, 16, 32, 64, 128),
     signed=True,

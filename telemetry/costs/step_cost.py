@@ -125,7 +125,8 @@ class StepCostFold:
     """Refits every few steps and calls `on_cost` with what it found.
 
     A step's span begins where the one before was committed, if that was later than its own
-    begin: steps of a deeper pipeline overlap.
+    begin: steps of a deeper pipeline overlap. Scores of prompt tokens are left out: the budget has
+    their cost of its own.
     """
 
     def __init__(self, on_cost: Callable[[StepCost], None]) -> None:
@@ -153,12 +154,12 @@ class StepCostFold:
             seen.clear()
 
     def _step(self, step: StepRecorded) -> None:
-        span_ns = step.committed_ns - max(step.begin_ns, self._last_ns)
+        span_ns = step.committed_ns - max(step.begin_ns, self._last_ns) - step.score_ns
         self._last_ns = step.committed_ns
         if span_ns <= 0 or all(row.wasted for row in step.rows):
             return  # a failed step: its length is not the cost of its rows
         load = load_of_step(step)
-        one = measured(load, span_ns, span_ns - (step.sample_ns - step.forward_ns))
+        one = measured(load, span_ns, span_ns - (step.sample_ns - step.forward_ns - step.score_ns))
         self._seen[load.prompt_tokens > 0].append(one)
         self._recent.append(one)
         self._since_fit += 1

@@ -25,7 +25,8 @@ def attention_pairs(tokens: int, context: int) -> float:
 class Load(NamedTuple):
     """What a step computes. `pairs` is the attention term of its prompts, `context_tokens` the
     tokens that its decodes attend to, `sampled_rows` the rows that the sampler ran for. `reshapes`:
-    the step before it had another number of tokens."""
+    the step before it had another number of tokens. `scored_rows`: of prompts, whose next token is
+    scored."""
 
     prompt_tokens: int = 0
     pairs: float = 0.0
@@ -34,6 +35,7 @@ class Load(NamedTuple):
     context_tokens: int = 0
     sampled_rows: int = 0
     reshapes: bool = False
+    scored_rows: int = 0
 
     @property
     def tokens(self) -> int:
@@ -51,16 +53,20 @@ class Load(NamedTuple):
 
 def load_of_step(step: StepRecorded) -> Load:
     """The load of a recorded step."""
-    prompt_tokens = decode_tokens = decode_rows = context_tokens = sampled_rows = 0
+    prompt_tokens = decode_tokens = decode_rows = context_tokens = sampled_rows = scored_rows = 0
     pairs = 0.0
     for row in step.rows:
         if row.is_prefill:
             prompt_tokens += row.tokens
             pairs += attention_pairs(row.tokens, row.context_tokens)
             sampled_rows += row.sampled > 0
+            scored_rows += row.scored
         else:
             decode_tokens += row.tokens
             decode_rows += 1
             context_tokens += row.context_tokens
             sampled_rows += 1
-    return Load(prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows)
+    return Load(
+        prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows,
+        scored_rows=scored_rows,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Facts, and their way from the writer to the folds. Needs only the standard library and msgspec.
+"""Facts, and the queues that writers put them in. Needs only the standard library and msgspec.
 
 base, reasons                                  shared small types, closed enums
 engine_records, records, host_records, stages  the facts
@@ -7,5 +7,4 @@ limits                                         limits that change at run time, b
 version                                        of phasescope, as installed
 clock                                          the only place that reads time
 recorder                                       lanes, the queues that facts are written to
-pump, fair_lock, isolation                     moves facts from lanes to folds
 """

@@ -4,11 +4,29 @@ measurement that may be missing, an event for traces, and the flight recorder's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+
+SPACE_BITS = 38
+"""The lower part of a sequence id: each gateway process numbers its sequences in a space of its
+own. With the upper part an id still fits a double, as JSON readers have them."""
+
+
+def space_of(seq_id: int) -> int:
+    """Which gateway process gave the id; 0 is the main or only one."""
+    return seq_id >> SPACE_BITS
+
+
+def unlisted(known: Iterable[int], live: frozenset[int], last: Sequence[int]) -> list[int]:
+    """Those of the known sequence ids that are not `live`, and not larger than the `last` one of
+    their space."""
+    if len(last) == 1:
+        return [one for one in known if one <= last[0] and one not in live]
+    last_of = {space_of(one): one for one in last}
+    return [one for one in known if one <= last_of.get(space_of(one), -1) and one not in live]
 
 
 class FactStruct(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

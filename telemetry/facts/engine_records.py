@@ -10,9 +10,10 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
-from telemetry.facts.device_times import DeviceTimes
+from telemetry.facts.base import unlisted
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
-from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
+from telemetry.facts.reasons import EndReason, StepFailure
+from telemetry.facts.step_parts import BlocksSealed, DeviceTimes, Skip
 
 OWN_ENGINE = "phasescope"
 
@@ -22,6 +23,7 @@ class EngineStarted(_Fact, frozen=True):
 
     `stages` tile the time from the start of its process to `at_ns`. Of an `engine` that is not
     ours, `settings` are its limits by its own names, `unobserved` what its adapter cannot see.
+    `no_prompt_outputs` says why scores of prompts and embeddings cannot be had; empty: they can.
     """
 
     at_ns: int
@@ -61,6 +63,7 @@ class EngineStarted(_Fact, frozen=True):
     engine_version: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     unobserved: tuple[str, ...] = ()
+    no_prompt_outputs: str = ""
 
     @property
     def is_attached(self) -> bool:
@@ -75,7 +78,9 @@ class SequenceQueued(_Fact, frozen=True):
     the text up to the end of that block. Of a long prompt only the first blocks are here;
     `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
-    `received_ns` is when the process of an attached engine received it; None: not known.
+    `received_ns` is when the process of an attached engine received it; None: not known. With
+    `prompt_logprobs` its prompt is scored, with that many alternatives a token; with `pooling` it
+    is an embedding, pooled so. Neither: None.
     """
 
     seq_id: int
@@ -92,6 +97,8 @@ class SequenceQueued(_Fact, frozen=True):
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
     received_ns: int | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -109,6 +116,8 @@ class SequenceRefused(_Fact, frozen=True):
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
 
 
 class SequenceAdmitted(_Fact, frozen=True):
@@ -225,7 +234,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     or more with draft tokens. The row gave `sampled` new tokens, which are committed at the step's
     `committed_ns`: a decode row of t tokens had t - 1 draft tokens, of which sampled - 1 were
     accepted. The sequence of a `wasted` row had ended while the step was in flight, so its token
-    was dropped.
+    was dropped. The head was computed for `scored` rows of a prompt, to score its tokens.
     """
 
     seq_id: int
@@ -235,23 +244,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     recompute_tokens: int
     sampled: int
     wasted: bool
-
-
-class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A live sequence without a row in the step, and its binding reason."""
-
-    seq_id: int
-    reason: WaitReason
-    holder_seq_id: int | None
-
-
-class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """More full blocks of a sequence are in the cache: `blocks` are the aliases of its blocks from
-    block `first_block` on, as in `SequenceQueued`."""
-
-    seq_id: int
-    first_block: int
-    blocks: tuple[int, ...]
+    scored: int = 0
 
 
 class StepRecorded(_Fact, frozen=True):
@@ -271,7 +264,8 @@ class StepRecorded(_Fact, frozen=True):
     without a clock. `rank_skew_ns` is the time that the first tensor-parallel rank waited for the
     last one, summed over the step's all-reduces; None with one rank. `slowest_rank` is the one
     that waited least in these, for which the others waited. `target_ns` is the latency target that
-    bounded the step's prompt tokens, None where its budget did.
+    bounded the step's prompt tokens, None where its budget did. `score_ns` of the time from
+    `forward_ns` to `sample_ns` went into the scores of prompt tokens, of rows that are `scored`.
     """
 
     step_id: int
@@ -300,6 +294,7 @@ class StepRecorded(_Fact, frozen=True):
     rank_skew_ns: int | None = None
     target_ns: int | None = None
     slowest_rank: int | None = None
+    score_ns: int = 0
 
 
 class EngineIdled(_Fact, frozen=True):
@@ -318,18 +313,17 @@ class EngineIdled(_Fact, frozen=True):
 
 class SequencesListed(_Fact, frozen=True):
     """Every sequence that is live in the engine at `at_ns`. The engine has received all sequences
-    up to `last_seq_id`: one of those that is not in the list has ended, even if its end was
-    lost."""
+    up to `last_seq_id`, and in the spaces of further gateway processes up to `more_last`: one of
+    those that is not in the list has ended, even if its end was lost."""
 
     at_ns: int
     seq_ids: tuple[int, ...]
     last_seq_id: int
+    more_last: tuple[int, ...] = ()
 
     def over(self, known: Iterable[int]) -> list[int]:
-        """Those of the known sequences that have ended. Sequences that the engine has not received
-        yet are not among them."""
-        live = frozenset(self.seq_ids)
-        return [one for one in known if one <= self.last_seq_id and one not in live]
+        """Those of the known sequences that have ended, but none that was not received yet."""
+        return unlisted(known, frozenset(self.seq_ids), (self.last_seq_id, *self.more_last))
 
 
 class RecordingSet(_Fact, frozen=True):

@@ -20,7 +20,9 @@ class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     (`telemetry.host.roofline`).
 
     `weight_bytes` is the stored size of one matrix weight, `cell_bytes` the size of one token's
-    keys and values in all layers.
+    keys and values in all layers. Of a mixture of `experts`, `ffn` is the width of those that a
+    token goes through, `idle_ffn` that of all others. `windows` are (window in tokens, how many
+    layers have it); the other layers attend to everything.
     """
 
     layers: int
@@ -31,6 +33,9 @@ class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vocab: int
     weight_bytes: float
     cell_bytes: int
+    experts: int = 0
+    idle_ffn: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
 
 
 class WarmUpStep(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -18,6 +18,7 @@ class HostPaused(FactStruct, frozen=True):
 
     `detail` names the generation collected or the function that blocked the loop. `at_ns` is
     `end_ns`. Pauses of the engine's loop are not written: they are derived from its steps.
+    Of several gateway processes, `gateway` is the number of the one that paused.
     """
 
     at_ns: int
@@ -27,6 +28,7 @@ class HostPaused(FactStruct, frozen=True):
     cause: PauseCause
     detail: str = ""
     lost_ns: int | None = None
+    gateway: int = 0
 
 
 class HostSampled(FactStruct, frozen=True):

@@ -126,7 +126,8 @@ class RequestsListed(_Fact, frozen=True):
 class RequestAccepted(_Fact, frozen=True):
     """The request's head arrived at the host at `at_ns`, and the gateway read it at `read_ns`.
     `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an incoming
-    `traceparent`, if there was one."""
+    `traceparent`, if there was one. Of several gateway processes, `gateway` is the number of the
+    one that serves it."""
 
     request_id: str
     at_ns: int
@@ -139,6 +140,7 @@ class RequestAccepted(_Fact, frozen=True):
     tenant: str
     slo_class: str
     read_ns: int | None = None
+    gateway: int = 0
 
     def was_read_before(self, at_ns: int) -> bool:
         """Whether the gateway had read the request before `at_ns`."""

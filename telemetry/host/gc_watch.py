@@ -33,12 +33,19 @@ class GcWatch:
     """
 
     def __init__(
-        self, process: HostProcess, lane: Lane, clock: Clock, least_ns: int = LEAST_PAUSE_NS
+        self,
+        process: HostProcess,
+        lane: Lane,
+        clock: Clock,
+        least_ns: int = LEAST_PAUSE_NS,
+        number: int = 0,
     ) -> None:
+        """`number` is that of one of several gateway processes."""
         self._process = process
         self._lane = lane
         self._clock = clock
         self._least_ns = least_ns
+        self._number = number
         self._begin_ns: int | None = None
 
     def install(self) -> None:
@@ -65,5 +72,6 @@ class GcWatch:
                 process=self._process,
                 cause=PauseCause.GC,
                 detail=f"generation {info['generation']}, {info['collected']} collected",
+                gateway=self._number,
             )
         )

@@ -88,8 +88,7 @@ class ImpactTotals(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Sequence:
-    """In the engine from `submitted_ns` to `ended_ns`; `blocked` are waits for its own grammar or
-    client."""
+    """In the engine from `submitted_ns` to `ended_ns`; `blocked` for its own grammar or client."""
 
     submitted_ns: int
     ended_ns: int = _FOREVER_NS
@@ -120,6 +119,7 @@ class _Sequence:
 class _Request:
     accepted_ns: int
     read_ns: int
+    gateway: int
     stream: bool = False
     ended_ns: int = _FOREVER_NS
     sequences: dict[int, _Sequence] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class HostImpact:
         if isinstance(fact, RequestAccepted):
             self._drop(fact.request_id)  # a client may reuse an id
             read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
-            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
+            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns, fact.gateway)
             return
         request = self._requests.get(fact.request_id)
         if request is None:
@@ -260,8 +260,6 @@ class HostImpact:
                 sequence.unblock(fact.at_ns)
             case SequenceEnded():
                 self._end(fact.seq_id, fact.at_ns)
-            case _:
-                pass
 
     def _sequence(self, seq_id: int) -> _Sequence | None:
         request = self._requests.get(self._owner.get(seq_id, ""))
@@ -297,7 +295,8 @@ class HostImpact:
 
     def _lost_ns(self, request: _Request, pause: Pause, first_tokens: dict[int, int]) -> int:
         begin_ns, end_ns = pause.begin_ns, pause.end_ns
-        if request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
+        is_others = pause.process is HostProcess.GATEWAY and pause.gateway != request.gateway
+        if is_others or request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
             return 0
         sequences = request.sequences
         if pause.process is HostProcess.ENGINE:

@@ -67,11 +67,14 @@ class LoopProbe:
         lane: Lane,
         own_times: Callable[[], CpuTimes | Unavailable],
         is_busy: Callable[[], bool],
+        number: int = 0,
     ) -> None:
+        """`number` is that of one of several gateway processes."""
         self._clock = clock
         self._lane = lane
         self._own_times = own_times
         self._is_busy = is_busy
+        self._number = number
         self._loop: Timers | None = None
         self._timer: Timer | None = None
         self._thread_ident = 0
@@ -182,6 +185,7 @@ class LoopProbe:
                 process=HostProcess.GATEWAY,
                 cause=cause,
                 detail=detail,
+                gateway=self._number,
             )
         )
 

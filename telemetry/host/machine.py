@@ -12,7 +12,6 @@ from collections.abc import Callable
 import msgspec
 
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import HostProcess
 from telemetry.facts.recorder import Lane
 from telemetry.host import proc
@@ -23,6 +22,7 @@ from telemetry.host.host_impact import HostImpact
 from telemetry.host.loop_probe import LoopProbe, Timers
 from telemetry.host.pauses import Pause, PauseLog
 from telemetry.host.roofline import Peaks, Roofline, RooflineView
+from telemetry.pump.pump import Pump
 
 _LANE_FACTS = 4096
 

@@ -39,7 +39,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """`lost_ns` of [begin_ns, end_ns) were lost to `cause`."""
+    """`lost_ns` of [begin_ns, end_ns) were lost to `cause`. `gateway` is the number of one of
+    several gateway processes."""
 
     begin_ns: int
     end_ns: int
@@ -47,12 +48,15 @@ class Pause:
     cause: PauseCause
     detail: str
     lost_ns: int
+    gateway: int = 0
 
 
 def pause_of(fact: HostPaused) -> Pause:
     length_ns = fact.end_ns - fact.begin_ns
     lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
-    return Pause(fact.begin_ns, fact.end_ns, fact.process, fact.cause, fact.detail, lost_ns)
+    return Pause(
+        fact.begin_ns, fact.end_ns, fact.process, fact.cause, fact.detail, lost_ns, fact.gateway
+    )
 
 
 def overlaps(pauses: Iterable[Pause], begin_ns: int, end_ns: int) -> dict[PauseCause, int]:
@@ -168,7 +172,11 @@ class PauseLog:
     def _give(self, pause: Pause) -> None:
         """Call `on_pause` with the time of the pause that no more specific cause explains."""
         nearby = self.between(pause.process, pause.begin_ns, pause.end_ns)
-        better = [other for other in nearby if _rank(other) < _rank(pause)]
+        better = [
+            other
+            for other in nearby
+            if other.gateway == pause.gateway and _rank(other) < _rank(pause)
+        ]
         explained_ns = sum(overlaps(better, pause.begin_ns, pause.end_ns).values())
         length_ns = pause.end_ns - pause.begin_ns
         lost_ns = pause.lost_ns * (length_ns - explained_ns) // length_ns

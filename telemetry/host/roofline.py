@@ -2,8 +2,10 @@
 
 The floor of a step is computed from the model's sizes, not reported by the executor: every weight
 is read once, every key and value that its rows attend to is read once, and each weight costs two
-operations a token. Weights that are looked up (the embedding, unless it is also the head), KV
-writes and activations are left out, so the floor is a little too low.
+operations a token. Of a mixture of experts those count that one token goes through: more are read
+when tokens differ in theirs, which nobody reports. Weights that are looked up (the embedding,
+unless it is also the head), KV writes and activations are left out, so the floor is a little too
+low.
 
     MBU = bytes of the floor / time / peak bandwidth
     MFU = operations of the floor / time / peak rate
@@ -22,11 +24,11 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.costs.step_load import attended
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.host_records import GpuFound, GpuSampled
 from telemetry.facts.records import EngineDied, Fact
+from telemetry.host.windowed import cells_read, pairs_read
 
 WINDOW_NS = 10_000_000_000
 _BUCKET_NS = 1_000_000_000
@@ -34,19 +36,25 @@ _NOT_MEASURED = "not measured"
 
 
 def layer_weights(shape: ModelShape) -> int:
-    """Weights of one layer's matrices."""
+    """Weights of one layer's matrices that a token is multiplied with."""
     attention = shape.hidden * (2 * shape.q_size + 2 * shape.kv_size)
-    return attention + 3 * shape.hidden * shape.ffn
+    return attention + 3 * shape.hidden * shape.ffn + shape.experts * shape.hidden
 
 
-def step_bytes(shape: ModelShape, read_cells: int) -> float:
+def stored_bytes(shape: ModelShape) -> float:
+    """Bytes of all matrices, those of every expert included."""
+    idle = 3 * shape.layers * shape.hidden * shape.idle_ffn
+    return step_bytes(shape, 0) + idle * shape.weight_bytes
+
+
+def step_bytes(shape: ModelShape, read_cells: float) -> float:
     """Bytes that a step must read from memory if its rows attend to `read_cells` cells (keys and
     values of one token), each read once."""
     weights = shape.layers * layer_weights(shape) + shape.vocab * shape.hidden
     return weights * shape.weight_bytes + read_cells * shape.cell_bytes
 
 
-def step_flop(shape: ModelShape, new_tokens: int, read_tokens: int, sampled_rows: int) -> float:
+def step_flop(shape: ModelShape, new_tokens: int, read_tokens: float, sampled_rows: int) -> float:
     """Operations of a step. `read_tokens` is the number of query-key pairs of its new tokens."""
     products = 2 * shape.layers * layer_weights(shape) * new_tokens
     attention = 4 * shape.layers * shape.q_size * read_tokens
@@ -56,7 +64,7 @@ def step_flop(shape: ModelShape, new_tokens: int, read_tokens: int, sampled_rows
 
 def prefill_flop(shape: ModelShape, tokens: int) -> float:
     """Operations of a chunk at the beginning of a prompt: token i attends to i + 1 tokens."""
-    return step_flop(shape, tokens, attended(tokens, 0), 1)
+    return step_flop(shape, tokens, pairs_read(shape, tokens, 0), 1)
 
 
 class StepKind(StrEnum):
@@ -89,6 +97,7 @@ class StepFloor:
     are computed once, to keep steps with many rows cheap."""
 
     def __init__(self, shape: ModelShape) -> None:
+        self._shape = shape
         self._base_bytes, self._cell_bytes = step_bytes(shape, 0), shape.cell_bytes
         self._token_flop = step_flop(shape, 1, 0, 0)
         self._read_flop = step_flop(shape, 0, 1, 0)
@@ -97,16 +106,16 @@ class StepFloor:
     def work_of(self, step: StepRecorded, since_ns: int) -> tuple[StepKind, Work]:
         """Kind and work of a step; `since_ns` is the end of the step before, so its span begins
         there or later. The forward time is that of the device's clock, if it has one."""
-        new_tokens = read_tokens = read_cells = sampled_rows = decodes = 0
+        new_tokens = sampled_rows = decodes = 0
+        read_tokens = read_cells = 0.0
         for row in step.rows:
             tokens, context = row.tokens, row.context_tokens
             new_tokens += tokens
-            read_cells += context
-            if row.is_prefill:
-                read_cells += tokens
-            else:
+            read_cells += cells_read(self._shape, tokens, context, own=row.is_prefill)
+            if not row.is_prefill:
                 decodes += 1
-            read_tokens += attended(tokens, context)
+            read_tokens += pairs_read(self._shape, tokens, context)
+            sampled_rows += row.scored
             if row.sampled:
                 sampled_rows += 1
         kind = StepKind.MIXED if decodes else StepKind.PREFILL

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from telemetry.facts.base import RecorderStats
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.journal.dumps import KEPT, Dump, DumpReason, DumpRefused, Dumps
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import JournalFiles
 from telemetry.journal.watchdog import StallWatchdog
+from telemetry.pump.pump import Pump
 
 log = logging.getLogger("phasescope.recorder")
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from telemetry.facts.pump import Fold
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import Journal
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.pump.pump import Fold
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline

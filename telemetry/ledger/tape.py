@@ -24,7 +24,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import islice
 
@@ -158,7 +158,8 @@ class Tape:
             self._drop(kept_steps - kept_steps // 2)
         stamps = self._stamps_of(step)
         forward_ns = stamps[At.SAMPLE] - stamps[At.FORWARD]
-        cut = divide(step, forward_ns, self._fit.cost)
+        score_ns = min(step.score_ns, forward_ns) if any(r.scored for r in step.rows) else 0
+        cut = with_scores(divide(step, forward_ns - score_ns, self._fit.cost), step, score_ns)
         sampling_ns = stamps[At.COLLECTED] - stamps[At.SAMPLE]
         mask_ns = min(step.mask_ns, sampling_ns)
         gap_ns = stamps[At.START] - stamps[At.BEFORE]
@@ -182,7 +183,7 @@ class Tape:
         for column, share_ns in zip(self._sums, shares, strict=True):
             column.append(column[-1] + share_ns)
         self._end_ns = stamps[At.END]
-        self._fit.learn(step, forward_ns)
+        self._fit.learn(step, forward_ns - score_ns)
         return index, cut
 
     def stamp(self, index: int, column: At) -> int:
@@ -249,6 +250,16 @@ class Tape:
         for index in self._named_ids[:gone]:
             self._named_bytes -= self._named.pop(index).bytes
         del self._named_ids[:gone]
+
+
+def with_scores(cut: Cut, step: StepRecorded, score_ns: int) -> Cut:
+    """The time for scores of prompt tokens belongs to the scored prompts, by their rows."""
+    if not score_ns:
+        return cut
+    scored = [row.scored for row in step.rows if row.is_prefill]
+    scores_ns = apportion(scored, score_ns)
+    prompts_ns = [own + more for own, more in zip(cut.prompts_ns, scores_ns, strict=True)]
+    return replace(cut, prompts_ns=prompts_ns)
 
 
 def divide(step: StepRecorded, forward_ns: int, cost: ForwardCost) -> Cut:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import msgspec
 
 from telemetry.facts.clock import Clock
-from telemetry.facts.pump import Pump
 from telemetry.metrics import prometheus, prometheus_protobuf
 from telemetry.metrics.exemplars import ExemplarStore
 from telemetry.metrics.families import Family, Sample, gen_ai_families, latency_families, one_by_one
@@ -21,6 +20,7 @@ from telemetry.metrics.metric import Metric
 from telemetry.metrics.negotiation import Format, choose
 from telemetry.metrics.vllm_names import VllmFold, vllm_families
 from telemetry.numbers.windows import WINDOWS_S
+from telemetry.pump.pump import Pump
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.histogram_report import TOTAL, distributions, report
 from telemetry.stats.histograms import Histograms

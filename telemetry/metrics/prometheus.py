@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry.facts.base import RecorderStats
-from telemetry.facts.pump import FoldCost
 from telemetry.facts.reasons import StepFailure
 from telemetry.metrics.catalog import engine, gateway, latency, recording, slo, tracing
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
 from telemetry.metrics.metric import Metric
 from telemetry.metrics.tracing_metrics import tracing_samples
+from telemetry.pump.pump import FoldCost
 from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
@@ -97,6 +97,7 @@ def _scalars(
     for name, metric in engine.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
     yield engine.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
+    yield engine.PROMPT_SCORE_SECONDS, one(snapshot.totals.score_ns / 1e9)
     yield from _device(snapshot.totals)
     ranked = snapshot.totals.rank_steps
     yield engine.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []

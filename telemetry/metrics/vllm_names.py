@@ -42,6 +42,10 @@ def _histogram(name: str, measure: Measure, bounds_s: tuple[float, ...]) -> Metr
 RUNNING = _metric("num_requests_running", Kind.GAUGE, "Number of sequences in the running set.")
 WAITING = _metric("num_requests_waiting", Kind.GAUGE, "Number of sequences in the waiting queue.")
 KV_USAGE = _metric("kv_cache_usage_perc", Kind.GAUGE, "Share of KV cache blocks in use, 0 to 1.")
+CACHE_CONFIG = _metric(
+    "cache_config_info", Kind.GAUGE, "Sizes of the KV cache, as labels; always 1.",
+    "block_size", "num_gpu_blocks",
+)  # fmt: skip
 PREEMPTIONS = _metric("num_preemptions", Kind.COUNTER, "Number of preemptions.")
 QUERIES = _metric(
     "prefix_cache_queries", Kind.COUNTER, "Number of tokens looked up in the prefix cache."
@@ -115,8 +119,20 @@ def vllm_families(
         one(GENERATION_TOKENS, snapshot.output_tokens_total),
         one(PROMPT_TOKENS, fold.prompt_tokens),
         Family(SUCCESS, tuple(ended)),
+        *_cache_config(snapshot, labels),
         *(_family(metric, labels, histograms) for metric in HISTOGRAMS),
     ]
+
+
+def _cache_config(snapshot: Snapshot, labels: Labels) -> list[Family]:
+    """Nothing before an engine has started."""
+    if snapshot.block_tokens is None:
+        return []
+    sizes = {
+        "block_size": str(snapshot.block_tokens),
+        "num_gpu_blocks": str(snapshot.blocks_total),
+    }
+    return [Family(CACHE_CONFIG, (({**labels, **sizes}, 1.0),))]
 
 
 def _family(metric: Metric, labels: Labels, histograms: Histograms) -> Family:

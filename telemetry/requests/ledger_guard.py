@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from telemetry.facts.isolation import Isolation
 from telemetry.facts.reasons import Outcome
 from telemetry.facts.records import Fact
+from telemetry.pump.isolation import Isolation
 from telemetry.requests.account import Account
 from telemetry.requests.phases import RequestTimeline
 

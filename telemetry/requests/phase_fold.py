@@ -8,7 +8,7 @@ Facts may be lost. A request that was live across a gap is not measured. One who
 was lost is found when engine and gateway list what is live (`SequencesListed`,
 `RequestsListed`); it is emitted with the outcome `lost`, so that nothing stays live for ever.
 
-A listener that raises does not affect the others (`telemetry.facts.isolation`).
+A listener that raises does not affect the others (`telemetry.pump.isolation`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
-from telemetry.facts.isolation import Isolation, guarded
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     EngineDied,
@@ -43,6 +42,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.pump.isolation import Isolation, guarded
 from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
 from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource

@@ -10,7 +10,8 @@ Borders of the phases, which tile [accepted, ended) without gap or overlap:
 first is not known, `accept` is empty). `first scheduled` is the `begin_ns` of the first
 step that has a row of any of the request's sequences; `first tokens` is the commit of the step
 that gave the last of its sequences their first token (with one sequence: the first token). A
-request that ends early has its last phase cut at `ended`, and no later ones.
+request that ends early has its last phase cut at `ended`, and no later ones. One that wants no
+token, as an embedding, has no `decode`: its `prefill` ends at the commit of the last prompt.
 
 Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
 `detokenize` the way of the last token back. These are not observed, and the ledger says so
@@ -149,6 +150,18 @@ class SequenceTimeline:
     compile_ns: int | None = None
     submitted_ns: int | None = None
     received_ns: int | None = None
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """It was done when its prompt was computed, as for an embedding: it has no token."""
+        return self.end_reason is EndReason.MAX_TOKENS and not self.token_ns
+
+    @property
+    def done_ns(self) -> int | None:
+        """The commit of its last token, or of a prompt that was all it wanted; None: neither."""
+        if self.token_ns:
+            return self.token_ns[-1]
+        return self.ended_ns if self.is_prompt_only else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def tile(
     starts: list[tuple[Phase, int | None]] = [
         *_beginning(accepted, parsed, tokenized),
         (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
-        (Phase.DECODE, decode_begins_ns(first_tokens_ns(sequences))),
+        *_decode(sequences),
         *_ending(ended, sequences),
     ]
     phases: list[PhaseSpan] = []
@@ -62,11 +62,18 @@ def _beginning(
     ]
 
 
+def _decode(sequences: tuple[SequenceTimeline, ...]) -> list[tuple[Phase, int | None]]:
+    """The phase, unless no token was wanted."""
+    if sequences and all(s.is_prompt_only for s in sequences):
+        return []
+    return [(Phase.DECODE, decode_begins_ns(first_tokens_ns(sequences)))]
+
+
 def _ending(
     ended: RequestEnded, sequences: tuple[SequenceTimeline, ...]
 ) -> list[tuple[Phase, int | None]]:
     """Detokenize and deliver exist only for a request that finished."""
     if ended.reason.outcome is not Outcome.FINISHED or not sequences:
         return []
-    last_ns = last_commit_ns(s.token_ns[-1] if s.token_ns else None for s in sequences)
+    last_ns = last_commit_ns(s.done_ns for s in sequences)
     return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

@@ -100,6 +100,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         ],
         "prefill": _describe_prefill(timeline),
         "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
+        **({"gateway": accepted.gateway} if accepted.gateway else {}),
         **({"incomplete": True} if timeline.is_incomplete else {}),
         **_describe_account(timeline.account),
     }

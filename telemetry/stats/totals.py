@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
@@ -14,6 +13,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact, RequestEnded
+from telemetry.facts.step_parts import DeviceTimes
 
 
 class Totals(msgspec.Struct):
@@ -22,7 +22,8 @@ class Totals(msgspec.Struct):
     Of `admitted_tokens`, `prefix_hit_tokens` were found in the prefix cache and not computed
     (`host_hit_tokens` of them in the CPU offload), and `ghost_hit_tokens` more would have been
     found in a larger cache. Of `drafted_tokens`, `accepted_tokens` were right. `mask_ns` went into
-    the masks of `masked_tokens` constrained tokens. `device_*_ns` are sums over the `device_steps`
+    the masks of `masked_tokens` constrained tokens, `score_ns` into the scores of `scored_tokens`
+    prompt tokens. `device_*_ns` are sums over the `device_steps`
     with device times; attention, matrices and sampling over those of them that have these.
     `rank_skew_ns` is the sum over the `rank_steps` that several ranks computed. `steps_failed` is
     keyed by failure.
@@ -36,6 +37,8 @@ class Totals(msgspec.Struct):
     accepted_tokens: int = 0
     masked_tokens: int = 0
     mask_ns: int = 0
+    scored_tokens: int = 0
+    score_ns: int = 0
     grammars_compiled: int = 0
     grammars_cached: int = 0
     grammars_refused: int = 0
@@ -81,6 +84,9 @@ class Totals(msgspec.Struct):
     def _step(self, step: StepRecorded) -> None:
         self.mask_ns += step.mask_ns
         self.masked_tokens += step.masked_rows
+        if step.score_ns:
+            self.score_ns += step.score_ns
+            self.scored_tokens += sum(row.scored for row in step.rows)
         self.blocks_copied += step.copied_blocks
         if step.device is not None:
             self._device(step.device)

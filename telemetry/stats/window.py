@@ -132,3 +132,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     autopilot: AutopilotLine | None = None
     version: str = ""
     coverage: Coverage = Coverage()
+    block_tokens: int | None = None

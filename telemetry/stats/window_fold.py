@@ -131,8 +131,7 @@ class WindowFold:
         self._forget(now_ns)
         gauges, started, last = self._gauges, self._started, self._last_step
         seconds = RATE_WINDOW_NS / 1e9
-        tracing = self._suppliers.tracing()
-        pushes = self._suppliers.metric_pushes()
+        tracing, pushes = self._suppliers.tracing(), self._suppliers.metric_pushes()
         return Snapshot(
             at_ns=now_ns,
             window_ns=RATE_WINDOW_NS,
@@ -185,6 +184,7 @@ class WindowFold:
             autopilot=self._suppliers.autopilot(),
             version=self._suppliers.version,
             coverage=self._coverage.report(),
+            block_tokens=started.block_tokens if started else None,
         )
 
     def _take(self, fact: Fact) -> None:

@@ -24,6 +24,9 @@ def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
     return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
 
 
+_ID_PREFIXES = {"chat": "chatcmpl", "embeddings": "embd"}
+
+
 def root_attributes(timeline: RequestTimeline) -> Attributes:
     """Attributes of the root span."""
     accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
@@ -84,7 +87,7 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
 
 def response_id(timeline: RequestTimeline) -> str:
     """The `id` in the body of the answer."""
-    prefix = "chatcmpl" if timeline.accepted.operation == "chat" else "cmpl"
+    prefix = _ID_PREFIXES.get(timeline.accepted.operation, "cmpl")
     return f"{prefix}-{timeline.accepted.request_id}"
 
 
@@ -111,7 +114,7 @@ def _latencies(timeline: RequestTimeline) -> Attributes:
 def _finish_reasons(timeline: RequestTimeline) -> Attributes:
     """A choice each, in the words of the answer; what cut a request short is in
     `phasescope.reason`."""
-    if timeline.outcome is not Outcome.FINISHED:
+    if timeline.outcome is not Outcome.FINISHED or timeline.accepted.operation == "embeddings":
         return {}
     words = [
         "length" if sequence.end_reason in _CUT_BY_LENGTH else "stop"

@@ -19,11 +19,11 @@ from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import LimitsSet
 from telemetry.facts.limits import limits_at_start
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import AutopilotDecision as Decision
 from telemetry.facts.reasons import AutopilotReason as Reason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, RequestAccepted, RequestTokenized
+from telemetry.pump.pump import Pump
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 from tests.support.servers.server import eventually
 from tests.support.worlds.facts import TRACE

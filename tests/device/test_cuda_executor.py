@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from array import array
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from service.device.sampling.sampler import Sampler
 from service.device.torch_executor import TorchExecutor
 from service.device.triton.ops import FusedOps
 from service.engine.plan import DecodeRow, SamplingParams
+from service.engine.prompt_output import PromptOutput, PromptResult, PromptScores
 from service.engine.warm_up import warm_up
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.parity import Built, Engine
@@ -207,3 +209,21 @@ def test_a_failed_step_raises_on_collect_and_the_next_one_works(
     monkeypatch.undo()
     assert runtime.released == 1
     assert engine.greedy(PROMPTS, 4) == wanted
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_read_of_prompts_is_what_the_torch_executor_reads(depth: int) -> None:
+    executor, _ = ours()
+    plain, mine = engine_of(reference(), 1), engine_of(executor, depth, budget_tokens=24)
+    greedy, scores = SamplingParams(temperature=0.0), PromptOutput(logprobs=2)
+
+    assert mine.generate(PROMPTS, 6, greedy, scores) == plain.generate(PROMPTS, 6, greedy, scores)
+    for found, wanted in zip(mine.read, plain.read, strict=True):
+        assert _logprobs(found) == pytest.approx(_logprobs(wanted), abs=1e-4)
+    assert any(step.score_ns > 0 for step in mine.steps)
+
+
+def _logprobs(found: list[PromptResult]) -> list[float]:
+    pieces = [piece for piece in found if isinstance(piece, PromptScores)]
+    assert len(pieces) == len(found)
+    return [value for piece in pieces for value in array("f", piece.logprobs)]

@@ -25,6 +25,7 @@ from service.device.attention.flash_providers import (
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.inputs import build_inputs
+from service.device.spec import Reach
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.servers.lively import LivelyWeights
 
@@ -35,13 +36,23 @@ PAGES = 24
 SPEC = LivelyWeights().spec
 
 
-def one_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def one_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    window: tuple[int, int],
+) -> torch.Tensor:
     """[queries, heads, dim] against [keys, kv_heads, dim], causal at the bottom right."""
     queries, keys = len(query), len(key)
+    before, behind = window
+    assert behind == 0
     mask = torch.ones(queries, keys, dtype=torch.bool).tril(diagonal=keys - queries)
+    if before >= 0:
+        mask = mask.triu(diagonal=keys - queries - before)
     found = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None],
-        attn_mask=mask, enable_gqa=True,
+        attn_mask=mask, scale=scale, enable_gqa=True,
     )  # fmt: skip
     return found[0].transpose(0, 1)
 
@@ -52,6 +63,8 @@ def rows_of(
     table: torch.Tensor,
     begins: torch.Tensor,
     lengths: torch.Tensor,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, 0),
 ) -> torch.Tensor:
     assert table.dtype is begins.dtype is lengths.dtype is torch.int32
     out = torch.full_like(query, float("nan"))
@@ -59,7 +72,7 @@ def rows_of(
         span = slice(int(begins[row]), int(begins[row + 1]))
         key, value = (side[table[row].long()].flatten(0, 1)[:length] for side in pages)
         if length:
-            out[span] = one_row(query[span], key, value)
+            out[span] = one_row(query[span], key, value, scale, window)
     return out
 
 
@@ -73,16 +86,21 @@ class StandInPackages:
     def fa3(
         self, q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, page_table: Any,
         cu_seqlens_q: Any, max_seqlen_q: int, causal: bool, num_splits: int,
+        softmax_scale: float | None, window_size: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
         assert causal
         assert max_seqlen_q == int(cu_seqlens_q.diff().max())
         self.calls.append("fa3")
         self.splits.append(num_splits)
-        return rows_of(q, (k_cache, v_cache), page_table, cu_seqlens_q, cache_seqlens)
+        return rows_of(
+            q, (k_cache, v_cache), page_table, cu_seqlens_q, cache_seqlens, softmax_scale,
+            window_size,
+        )  # fmt: skip
 
     def fa2_varlen(
         self, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
-        max_seqlen_k: int, *, causal: bool, block_table: Any,
+        max_seqlen_k: int, *, causal: bool, block_table: Any, softmax_scale: float | None,
+        window_size: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
         assert causal
         assert k.shape[1] % 256 == 0
@@ -90,30 +108,33 @@ class StandInPackages:
         assert max_seqlen_q == int(cu_seqlens_q.diff().max())
         assert max_seqlen_k == int(lengths.max())
         self.calls.append("varlen")
-        return rows_of(q, (k, v), block_table, cu_seqlens_q, lengths)
+        return rows_of(q, (k, v), block_table, cu_seqlens_q, lengths, softmax_scale, window_size)
 
     def fa2_cache(
         self, q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, block_table: Any,
-        causal: bool,
+        causal: bool, softmax_scale: float | None, window_size: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
         assert causal
         assert q.dim() == 4
         assert q.shape[1] == 1
         self.calls.append("cache")
         begins = torch.arange(len(q) + 1, dtype=torch.int32)
-        return rows_of(q[:, 0], (k_cache, v_cache), block_table, begins, cache_seqlens)[:, None]
+        found = rows_of(
+            q[:, 0], (k_cache, v_cache), block_table, begins, cache_seqlens, softmax_scale,
+            window_size,
+        )  # fmt: skip
+        return found[:, None]
 
     def varlen(
         self, query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int,
-        max_k: int, *, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Any,
-        block_table: Any,
+        max_k: int, *, window_size: tuple[int, int], scale: float | None, enable_gqa: bool,
+        seqused_k: Any, block_table: Any,
     ) -> torch.Tensor:  # fmt: skip
         assert cu_seq_k is None
-        assert window_size == (-1, 0)
         assert enable_gqa
         assert (max_q, max_k) >= (int(cu_seq_q.diff().max()), int(seqused_k.max()))
         self.calls.append("torch")
-        return rows_of(query, (key, value), block_table, cu_seq_q, seqused_k)
+        return rows_of(query, (key, value), block_table, cu_seq_q, seqused_k, scale, window_size)
 
 
 PROVIDERS: dict[str, Callable[[StandInPackages], Provider]] = {
@@ -144,9 +165,12 @@ def random_plan(draw: Random, page: int, decodes: int, chunks: int) -> Plan:
 
 @pytest.mark.parametrize("name", list(PROVIDERS))
 @settings(max_examples=12, deadline=None)
-@given(st.integers(0, 4), st.integers(0, 3), st.integers(0, 10**6))
+@given(
+    st.integers(0, 4), st.integers(0, 3), st.integers(0, 10**6),
+    st.sampled_from([Reach(), Reach(0.7, 1), Reach(None, 9), Reach(0.2, 300)]),
+)  # fmt: skip
 def test_a_mixed_batch_attends_as_torch_does(
-    name: str, decodes: int, chunks: int, seed: int
+    name: str, decodes: int, chunks: int, seed: int, reach: Reach
 ) -> None:
     asked = StandInPackages()
     provider = PROVIDERS[name](asked)
@@ -160,8 +184,8 @@ def test_a_mixed_batch_attends_as_torch_does(
     query = torch.randn(len(inputs.token_ids), SPEC.heads, SPEC.head_dim, generator=source)
     theirs, ours = TorchPagedAttention(page, CPU), FlashPagedAttention(provider, CPU)
 
-    wanted = theirs.run(query, 1, cache, theirs.prepare(inputs))
-    found = ours.run(query, 1, cache, ours.prepare(inputs))
+    wanted = theirs.run(query, 1, cache, theirs.prepare(inputs), reach)
+    found = ours.run(query, 1, cache, ours.prepare(inputs), reach)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     if name == "fa2" and inputs.decodes and inputs.prefills:
         assert asked.calls == ["cache", "varlen"]

@@ -36,7 +36,7 @@ from service.device.weights.dummy import DummyWeights
 from service.device.weights.source import open_weights
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
-from tests.models.test_parity_families import FAMILIES, chunk, some_ids
+from tests.models.test_parity_families import chunk, some_ids
 from tests.support.models.openvino_world import (
     CPU,
     EXACT,
@@ -49,13 +49,15 @@ from tests.support.models.openvino_world import (
     torch_side,
 )
 from tests.support.models.parity import Built, Engine
+from tests.support.models.tiny_families import FAMILIES
 
 pytestmark = pytest.mark.long
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
+WINDOWS_AND_YARN = ("mistral-window", "qwen2-window", "qwen3-yarn")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *WINDOWS_AND_YARN])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     transformers.logging.set_verbosity_error()
     return Pair(request.param, tmp_path_factory.mktemp(request.param))

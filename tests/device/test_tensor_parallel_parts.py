@@ -8,6 +8,7 @@ import torch
 
 from service.config.settings import ConfigError
 from service.device.loader import load_executor
+from service.device.models.tensors import tensor_names
 from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
@@ -26,7 +27,6 @@ from tests.support.models.ranked import (
     DUMMY,
     config_of,
     steps,
-    tensor_names,
     weights_of,
 )
 from tests.support.worlds.facts import MS, decode, step
@@ -43,12 +43,13 @@ def test_the_shards_together_are_the_whole_model(kind: str, count: int) -> None:
     whole = weights_of(kind)
     ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
-    for name in tensor_names(whole):
+    for name in tensor_names(whole.spec):
         parts = [rank.tensor(name) for rank in ranks]
         if any(part in name for part in BY_ROWS):
-            assert torch.equal(torch.cat(parts), whole.tensor(name)), name
+            outputs = max(0, parts[0].dim() - 2)
+            assert torch.equal(torch.cat(parts, dim=outputs), whole.tensor(name)), name
         elif any(part in name for part in BY_COLUMNS):
-            assert torch.equal(torch.cat(parts, dim=1), whole.tensor(name)), name
+            assert torch.equal(torch.cat(parts, dim=-1), whole.tensor(name)), name
         else:
             assert all(torch.equal(part, whole.tensor(name)) for part in parts), name
 
@@ -96,6 +97,12 @@ def test_a_model_that_cannot_be_sharded_equally_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"the model's {what} cannot be shared out equally"):
         part_of(weights_of(**changes).spec, 2)
+
+
+def test_norms_over_all_heads_are_refused() -> None:
+    spec = weights_of(qk_norm=True, wide_qk_norm=True).spec
+    with pytest.raises(ConfigError, match="norms over all heads of queries and of keys need all"):
+        part_of(spec, 2)
 
 
 def test_the_rank_counts_that_a_model_allows_are_listed() -> None:

@@ -29,6 +29,7 @@ from service.device.models.ops import PlainOps
 from service.device.quantization.precision import Precision
 from service.device.quantization.rows import quantize_rows
 from service.device.rope import rotate
+from service.device.spec import Reach
 from service.device.triton.attention import (
     Heads,
     Sequences,
@@ -54,6 +55,7 @@ shapes = st.builds(
     lambda kv_heads, group, dim: Heads(kv_heads * group, kv_heads, dim),
     st.integers(1, 3), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([8, 16, 64, 80]),
 )  # fmt: skip
+reaches = st.builds(Reach, st.sampled_from([None, 0.5]), st.sampled_from([None, 1, 5, 17, 64]))
 
 
 @dataclass
@@ -85,7 +87,9 @@ class World:
     def pages_of(self, tokens: int) -> list[int]:
         return self.draw.sample(range(PAGES), -(-tokens // self.page))
 
-    def reference(self, query: torch.Tensor, pages: list[int], context: int) -> torch.Tensor:
+    def reference(
+        self, query: torch.Tensor, pages: list[int], context: int, reach: Reach
+    ) -> torch.Tensor:
         """Of one sequence's queries, causal at the bottom right."""
         count = len(query)
         key, value = (
@@ -93,9 +97,12 @@ class World:
             for one in self.plain
         )
         mask = torch.ones(count, context + count, dtype=torch.bool).tril(diagonal=context)
+        if reach.window is not None:
+            mask = mask.triu(diagonal=context - reach.window + 1)
         found = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], key, value, attn_mask=mask, enable_gqa=True
-        )
+            query.transpose(0, 1)[None], key, value, attn_mask=mask, scale=reach.scale,
+            enable_gqa=True,
+        )  # fmt: skip
         return found[0].transpose(0, 1)
 
 
@@ -116,9 +123,15 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @given(
     shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.sampled_from(KINDS),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=3),
+    reaches,
 )  # fmt: skip
 def test_sequences_of_any_length_attend_as_torch_does(
-    shape: Heads, page: int, seed: int, kind: torch.dtype | None, rows: list[tuple[int, int]]
+    shape: Heads,
+    page: int,
+    seed: int,
+    kind: torch.dtype | None,
+    rows: list[tuple[int, int]],
+    reach: Reach,
 ) -> None:
     world = World(shape, page, seed)
     if kind is not None:
@@ -136,24 +149,30 @@ def test_sequences_of_any_length_attend_as_torch_does(
             table_of(pages), int32(begins), int32(counts), int32(contexts), int32(tile_rows),
             int32(firsts),
         ),
-        shape, block_keys=16,
+        shape, reach, block_keys=16,
     )  # fmt: skip
 
     mine = torch.zeros(len(query), dtype=torch.bool)
     for begin, count, context, held in zip(begins, counts, contexts, pages, strict=True):
         span = slice(begin, begin + count)
         mine[span] = True
-        close(out[span], world.reference(query[span], held, context))
+        close(out[span], world.reference(query[span], held, context, reach))
     assert out[~mine].isnan().all(), "what is nobody's was written"
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.sampled_from(KINDS),
-    st.lists(st.integers(1, 100), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.integers(1, 100), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]), reaches,
 )  # fmt: skip
 def test_single_queries_in_any_number_of_parts_attend_as_torch_does(
-    shape: Heads, page: int, seed: int, kind: torch.dtype | None, lengths: list[int], parts: int
+    shape: Heads,
+    page: int,
+    seed: int,
+    kind: torch.dtype | None,
+    lengths: list[int],
+    parts: int,
+    reach: Reach,
 ) -> None:
     world = World(shape, page, seed)
     if kind is not None:
@@ -163,10 +182,10 @@ def test_single_queries_in_any_number_of_parts_attend_as_torch_does(
     pages = [world.pages_of(length) for length in lengths]
     out = torch.full_like(query, POISON)
     rows = Singles(table_of([*pages, [0]]), int32(flat), int32([*lengths, 0]), parts)
-    attend_singles(query, out, *world.sides, rows, shape, block_keys=16)
+    attend_singles(query, out, *world.sides, rows, shape, reach, block_keys=16)
 
     for place, length, held in zip(flat, lengths, pages, strict=False):
-        close(out[place], world.reference(query[place][None], held, length - 1)[0])
+        close(out[place], world.reference(query[place][None], held, length - 1, reach)[0])
     assert not out[flat[-1]].any(), "padding attends to nothing"
     others = [place for place in range(len(query)) if place not in flat]
     assert out[others].isnan().all()

@@ -6,8 +6,9 @@ import pytest
 
 from lab.simulation.sim_executor import sim_token
 from service.engine.inbox import SetRecording
-from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued, Skip
+from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued
 from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.step_parts import Skip
 from tests.support.worlds.engine_world import World
 
 

@@ -18,7 +18,9 @@ from service.gateway.routes.app import routes_of
 from service.gateway.routes.openapi import document
 from service.gateway.routes.route_table import DESCRIPTIONS
 
-GENERATION: dict[str, Any] = {"/v1/chat/completions": None, "/v1/completions": None}
+GENERATION: dict[str, Any] = {
+    "/v1/chat/completions": None, "/v1/completions": None, "/v1/embeddings": None,
+}  # fmt: skip
 
 
 def described(config: GatewayConfig | None = None) -> dict[str, Any]:

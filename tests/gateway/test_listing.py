@@ -50,6 +50,16 @@ def test_the_gateway_lists_its_requests_when_the_last_has_gone_and_once_a_minute
     assert lane.drain() == [queued(), RequestsListed(EVERY_NS, ())]
 
 
+def test_a_list_of_an_earlier_moment_has_those_that_ended_since() -> None:
+    """The other gateway processes were asked in between; their requests must not be taken for
+    lost."""
+    clock, lane = ManualClock(), Lane()
+    lister = RequestLister({"a": None}, lane, clock)
+    clock.advance(EVERY_NS + 5)
+    lister.tick(EVERY_NS, ended=("b",))
+    assert lane.drain() == [RequestsListed(EVERY_NS, ("a", "b"))]
+
+
 def test_a_request_between_two_ticks_is_followed_by_a_list() -> None:
     clock, lane = ManualClock(), Lane()
     lister = RequestLister({}, lane, clock)

@@ -12,12 +12,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
+    Gemma3TextConfig,
     GenerationConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
@@ -40,6 +45,11 @@ FAMILIES: dict[str, type[PreTrainedConfig]] = {
     "MistralForCausalLM": MistralConfig,
     "Qwen2ForCausalLM": Qwen2Config,
     "Qwen3ForCausalLM": Qwen3Config,
+    "Qwen3MoeForCausalLM": Qwen3MoeConfig,
+    "Gemma3ForCausalLM": Gemma3TextConfig,
+    "Phi3ForCausalLM": Phi3Config,
+    "Olmo2ForCausalLM": Olmo2Config,
+    "GraniteForCausalLM": GraniteConfig,
 }
 NO_WEIGHTS = "no safetensors file"  # what is said when the settings were taken
 IN_ONE_FOLDER = settings(
@@ -136,10 +146,13 @@ def test_an_unread_tensor_is_refused_by_name(name: str, tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_interleaved": True}, "rope_interleaved"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "heat": 1}}, "rope_scaling.heat"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": [8.0]}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "rope_scaling.factor"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "2 layers need one each"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ({"eos_token_id": [2, "</s>"]}, "eos_token_id"),
@@ -203,26 +216,29 @@ def test_a_missing_separate_head_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes", "context_tokens"),
+    ("architecture", "changes", "windows"),
     [
-        ("MistralForCausalLM", {"sliding_window": 128}, 128),
-        ("MistralForCausalLM", {"sliding_window": None}, 8192),
-        ("MistralForCausalLM", {}, 4096),  # what transformers takes it for
-        ("Qwen2ForCausalLM", {"sliding_window": 128, "use_sliding_window": False}, 8192),
+        ("MistralForCausalLM", {"sliding_window": 128}, [128, 128]),
+        ("MistralForCausalLM", {"sliding_window": None}, [None, None]),
+        ("MistralForCausalLM", {}, [4096, 4096]),  # what transformers takes it for
+        ("MistralForCausalLM", {"sliding_window": 65536}, [None, None]),  # beyond the context
+        ("Qwen2ForCausalLM", {"sliding_window": 128, "use_sliding_window": False}, [None, None]),
+        ("Qwen2ForCausalLM",
+         {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, [None, 128]),
         ("Qwen2ForCausalLM",
          {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1,
-          "layer_types": ["full_attention", "sliding_attention"]}, 128),
+          "layer_types": ["sliding_attention", "full_attention"]}, [128, None]),
     ],
 )  # fmt: skip
-def test_the_context_stays_within_a_window_that_is_in_effect(
-    architecture: str, changes: dict[str, Any], context_tokens: int, tmp_path: Path
+def test_windows_are_of_layers_and_leave_the_context_as_it_is(
+    architecture: str, changes: dict[str, Any], windows: list[int | None], tmp_path: Path
 ) -> None:
-    """So that it makes no difference in which layers it is."""
     tensors = tiny_tensors(replace(TINY, qkv_bias=architecture.startswith("Qwen2")))
     stated = {"architectures": [architecture], "max_position_embeddings": 32768, **changes}
     spec = SafetensorsWeights(str(tiny_folder(tmp_path, tensors, **stated))).spec
     model = ModelRef(kind=ModelKind.HF_FOLDER, path=str(tmp_path), name="windowed")
-    assert choose_context(EngineConfig(model=model), spec) == context_tokens
+    assert [spec.window(layer) for layer in range(spec.layers)] == windows
+    assert choose_context(EngineConfig(model=model, max_model_tokens=32768), spec) == 32768
 
 
 # --- GGUF ---
@@ -248,7 +264,8 @@ def test_an_unknown_gguf_key_is_refused_by_name(key: str, tmp_path: Path) -> Non
         ({"llama.attention.value_length": 8}, "value_length"),
         ({"llama.attention.causal": False}, "attention.causal"),
         ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
         ({"llama.rope.scaling.attn_factor": 2.0}, "attn_factor"),
         ({"llama.expert_count": 8}, "experts"),
     ],

@@ -24,7 +24,8 @@ from service.device.spec import DUMMY_SHAPES, Feature, ModelSpec
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import Plan, PrefillChunk
 from telemetry.facts.clock import MonotonicClock
-from tests.models.test_parity_families import COMMON, close, some_ids
+from tests.models.test_parity_families import close, some_ids
+from tests.support.models.tiny_families import COMMON
 from tests.support.models.toy_architecture import TOY
 
 HEAD_DIM = 16

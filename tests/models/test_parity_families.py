@@ -10,17 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import PlainKvCache
@@ -32,48 +21,22 @@ from service.device.native.library import NumberKind
 from service.device.quantization.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
+from tests.support.models.tiny_families import ALL_FAMILIES, random_reference
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 211,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-FAMILIES: dict[str, tuple[type[Any], Any]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**COMMON)),
-    "llama-tied": (LlamaForCausalLM, LlamaConfig(**{**COMMON, "tie_word_embeddings": True})),
-    "llama-rope3": (LlamaForCausalLM, LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE)),
-    "llama-linear": (LlamaForCausalLM, LlamaConfig(**COMMON, rope_parameters=LINEAR_ROPE)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**COMMON)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**COMMON, head_dim=16)),
-    "mistral": (MistralForCausalLM, MistralConfig(**COMMON, head_dim=8, sliding_window=None)),
-}
 BT = 16
+LONG_ROPE_FAMILY = "phi3-long"
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
 
 
-def torch_decoder(source: SafetensorsWeights) -> tuple[Any, Any]:
+def torch_decoder(source: SafetensorsWeights, max_tokens: int) -> tuple[Any, Any]:
     cache = PlainKvCache(source.spec, 32, BT, torch.float32, CPU)
-    return Decoder(source, TorchPagedAttention(BT, CPU), 256, FP32, CPU), cache
+    return Decoder(source, TorchPagedAttention(BT, CPU), max_tokens, FP32, CPU), cache
 
 
-def native_decoder(source: SafetensorsWeights) -> tuple[Any, Any]:
+def native_decoder(source: SafetensorsWeights, max_tokens: int) -> tuple[Any, Any]:
     kind = NumberKind.FLOAT32
-    decoder = NativeDecoder(source, 256, kind, kind, torch.float32, threads=2)
+    decoder = NativeDecoder(source, max_tokens, kind, kind, torch.float32, threads=2)
     return decoder, NativeKvCache(source.spec, 32, kind)
 
 
@@ -83,16 +46,10 @@ EXECUTORS = {"torch": torch_decoder, "native": native_decoder}
 class Pair:
     """Our decoder and transformers' model with the same random weights."""
 
-    def __init__(self, name: str, executor: str, folder: Path) -> None:
-        build, config = FAMILIES[name]
-        torch.manual_seed(5)
-        self.theirs = build(config).eval()
-        with torch.no_grad():
-            for parameter in self.theirs.parameters():
-                parameter.normal_(0.0, 0.15)
-        self.theirs.save_pretrained(folder)
+    def __init__(self, name: str, executor: str, folder: Path, max_tokens: int = 256) -> None:
+        self.theirs = random_reference(name, folder)
         source = SafetensorsWeights(str(folder))
-        self.ours, self.cache = EXECUTORS[executor](source)
+        self.ours, self.cache = EXECUTORS[executor](source, max_tokens)
         for numbers in self.cache.storage:
             numbers.fill_(float("nan"))  # a read of a cell that was never written shows
 
@@ -144,13 +101,17 @@ def some_ids(count: int, seed: int) -> list[int]:
     return ids
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(name, executor) for name in FAMILIES for executor in EXECUTORS],
-    ids=str,
-)
+NATIVE_LACKS = {"qwen3-moe"}
+PAIRS = [
+    (name, executor)
+    for name in ALL_FAMILIES
+    for executor in EXECUTORS
+    if name != LONG_ROPE_FAMILY and not (executor == "native" and name in NATIVE_LACKS)
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=str)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    transformers.logging.set_verbosity_error()
     name, executor = request.param
     return Pair(name, executor, tmp_path_factory.mktemp(name))
 
@@ -188,3 +149,21 @@ def test_a_mixed_batch_of_decodes_and_a_chunk(pair: Pair) -> None:
 
     for row, ids in enumerate([*texts, fresh]):
         close(logits[row], pair.reference(ids))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("max_tokens", [32, 256], ids=["short", "long"])
+def test_longrope_follows_the_context_that_is_served(
+    executor: str, max_tokens: int, tmp_path: Path
+) -> None:
+    """As vLLM does, not the length of each text, so that cached keys stay right. transformers goes
+    by the text, so it agrees where both are longer than the original 32 tokens, or neither is."""
+    pair = Pair(LONG_ROPE_FAMILY, executor, tmp_path, max_tokens)
+    ids = some_ids(min(max_tokens, 71), seed=4)
+    blocks = [9, 3, 17, 1, 30]
+    pair.step([], [chunk(ids, 0, 20, blocks, samples=False)])
+    (chunked,) = pair.step([], [chunk(ids, 20, len(ids) - 21, blocks, samples=True)])
+    (decoded,) = pair.step([(ids[-1], len(ids) - 1, blocks)], [])
+
+    close(chunked, pair.reference(ids[:-1]))
+    close(decoded, pair.reference(ids))

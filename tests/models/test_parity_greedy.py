@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from service.config.settings import ModelKind, ModelRef
 from service.device.loader import LoadedEngine
+from service.engine.plan import SamplingParams
+from service.engine.prompt_output import PromptOutput, PromptScores
 from service.text.tokenizer import load_tokenizer
 from tests.support.models.parity import Engine, Judge, load_ours, load_reference, rounded_to_bf16
 
@@ -159,3 +162,27 @@ def test_bf16_agrees_with_float32_as_well_as_the_reference_does(
     with capsys.disabled():
         print(f"\n[bf16] top-1 agreement with float32: ours {ours:.4f}, theirs {theirs:.4f}")
     assert ours >= theirs - 0.01
+
+
+def test_scores_of_prompts_are_the_log_softmax_of_the_reference(
+    loaded: LoadedEngine, prompts: list[list[int]], reference: Any
+) -> None:
+    """In chunks, with preemptions in between; each prompt token but the first, once."""
+    engine = Engine(loaded, blocks_total=15, max_model_tokens=224, budget_tokens=BUDGET_TOKENS)
+    engine.generate(
+        prompts, OUTPUT_TOKENS, SamplingParams(temperature=0.0), PromptOutput(logprobs=1)
+    )
+
+    assert engine.preemptions > 0
+    for prompt, found in zip(prompts, engine.read, strict=True):
+        ours, likeliest = array("f"), array("f")
+        for piece in found:
+            assert isinstance(piece, PromptScores)
+            ours.frombytes(piece.logprobs)
+            likeliest.frombytes(piece.top_logprobs)
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([prompt])).logits[0, :-1]
+        wanted = torch.log_softmax(logits, dim=-1)
+        own = wanted[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:], dtype=torch.int64)]
+        assert list(ours) == pytest.approx(own.tolist(), abs=NEAR_TIE)
+        assert list(likeliest) == pytest.approx(wanted.amax(dim=-1).tolist(), abs=NEAR_TIE)

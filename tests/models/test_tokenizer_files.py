@@ -106,6 +106,21 @@ def test_a_tokenizer_that_cuts_or_ends_prompts_does_neither(tmp_path: Path) -> N
         load(folder)
 
 
+def test_a_text_that_is_embedded_ends_as_the_model_wants_it(tmp_path: Path) -> None:
+    """Only where the files are of a model for embeddings; a prompt for an answer has no end."""
+    folder = write_tokenizer(tmp_path, ["<s>", "</s>"], {"eos_token": "</s>"})
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 3)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "modules.json").write_text("[]")
+    tokenizer = load(folder)
+
+    assert tokenizer.encode_to_embed("ab") == [0, 1, 3]
+    assert tokenizer.encode("ab") == [0, 1]
+
+
 def test_an_unsupported_gguf_tokenizer_key_is_refused_by_name(tmp_path: Path) -> None:
     for key, value in (
         ("tokenizer.ggml.unheard_of", 1),

@@ -163,7 +163,7 @@ _CACHE = Row(
 )
 
 _EXTRAS = Row(
-    title="Grammars and drafts",
+    title="Grammars, drafts and scores",
     panels=(
         Panel(
             title="Time in token masks",
@@ -188,6 +188,13 @@ _EXTRAS = Row(
             (_T["drafted_tokens"], "drafted"),
             (_T["accepted_tokens"], "accepted"),
         ),
+        Panel(
+            title="Time in scores of prompts",
+            queries=(Query(rate(engine.PROMPT_SCORE_SECONDS, "instance"), "{{instance}}"),),
+            unit="percentunit",
+            about=engine.PROMPT_SCORE_SECONDS.help,
+        ),
+        _rates("Prompt tokens scored", (_T["scored_tokens"], "tokens a second")),
     ),
 )
 

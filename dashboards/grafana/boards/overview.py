@@ -188,6 +188,16 @@ _GATEWAY = Row(
             about=f"{gateway.CONNECTIONS_REFUSED.help} {gateway.ACCEPT_FAILURES.help}",
         ),
         Panel(
+            title="Gateway processes, and those that ended",
+            queries=(
+                Query(total(gateway.GATEWAY_PROCESSES, "instance"), "{{instance}}"),
+                Query(rate(gateway.GATEWAY_PROCESSES_ENDED, "reason"), "ended: {{reason}}"),
+                Query(rate(gateway.FACTS_BEFORE_CAUSES), "facts before their causes"),
+            ),
+            about=f"{gateway.GATEWAY_PROCESSES.help} {gateway.FACTS_BEFORE_CAUSES.help}",
+            needs=Needs.GATEWAYS,
+        ),
+        Panel(
             title="Bodies that wait to be read",
             queries=(Query(total(gateway.INGEST_WAITING, "instance"), "{{instance}}"),),
             about=gateway.INGEST_WAITING.help,

@@ -7,7 +7,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from telemetry.facts.engine_records import (
-    BlocksSealed,
     GrammarCompiled,
     Row,
     SequenceAdmitted,
@@ -17,10 +16,10 @@ from telemetry.facts.engine_records import (
     SequenceRefused,
     SequenceResumed,
     SequencesListed,
-    Skip,
     StepRecorded,
 )
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import BlocksSealed, Skip
 
 _OF_SEQUENCE = (
     SequenceQueued,

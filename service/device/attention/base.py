@@ -12,6 +12,7 @@ import torch
 
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import StepInputs
+from service.device.spec import EVERYTHING, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,14 @@ class AttentionBackend(Protocol):
         """Whatever `run` needs for this step."""
         ...
 
-    def run(self, query: torch.Tensor, layer: int, cache: KvCache, prepared: Any) -> torch.Tensor:
+    def run(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        cache: KvCache,
+        prepared: Any,
+        reach: Reach = EVERYTHING,
+    ) -> torch.Tensor:
         """query [tokens, heads, head_dim]; gives [tokens, heads, head_dim]. The step's own
         keys and values are in the layer's pages already."""
         ...

@@ -12,6 +12,7 @@ from service.device.attention.base import Capabilities
 from service.device.attention.flash_providers import Provider, Rows
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.spec import EVERYTHING, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,33 @@ class FlashPagedAttention:
         return (_Call(Rows(table, begins, lengths, 1, most_keys), None, True),)
 
     def run(
-        self, query: torch.Tensor, layer: int, cache: KvCache, prepared: tuple[_Call, ...]
+        self,
+        query: torch.Tensor,
+        layer: int,
+        cache: KvCache,
+        prepared: tuple[_Call, ...],
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         keys, values = (side.data for side in cache.kv_tensors(layer))
         query = query.contiguous()
         if prepared[0].flat is None:
-            return self._call(query, keys, values, prepared[0])
+            return self._call(query, keys, values, prepared[0], reach)
         out = torch.empty_like(query)
         for call in prepared:
-            out[call.flat] = self._call(query[call.flat], keys, values, call)
+            out[call.flat] = self._call(query[call.flat], keys, values, call, reach)
         return out
 
     def _call(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: _Call
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        call: _Call,
+        reach: Reach,
     ) -> torch.Tensor:
         provider = self._provider
         run = provider.one_query if call.one_query else provider.any_queries
-        return run(query, keys, values, call.rows)
+        return run(query, keys, values, call.rows, reach)
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> Rows:
         width = max(len(span.blocks) for span in spans)

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from service.device.spec import EVERYTHING, Reach
+
 _FA2_PAGE_TOKENS = 256  # FlashAttention-2 takes multiples of that only
 _PAGE_TOKENS = 64
 # of a captured decode: what a graph was captured with is what it is replayed with
@@ -53,11 +55,21 @@ class Provider(Protocol):
         ...
 
     def any_queries(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor: ...
 
     def one_query(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         """The same where every row has one query; may be captured. A row of length 0 is padding
         and gives anything."""
@@ -75,14 +87,24 @@ class FlashAttention3:
         self._with_cache = with_cache
 
     def any_queries(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
-        return self._call(query, keys, values, rows, 0)
+        return self._call(query, keys, values, rows, reach, 0)
 
     def one_query(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
-        return self._call(query, keys, values, rows, _CAPTURED_SPLITS)
+        return self._call(query, keys, values, rows, reach, _CAPTURED_SPLITS)
 
     def _call(
         self,
@@ -90,12 +112,13 @@ class FlashAttention3:
         keys: torch.Tensor,
         values: torch.Tensor,
         rows: Rows,
+        reach: Reach,
         splits: int,
     ) -> torch.Tensor:
         return self._with_cache(
             query, keys, values, cache_seqlens=rows.lengths, page_table=rows.table,
             cu_seqlens_q=rows.begins, max_seqlen_q=rows.most_queries, causal=True,
-            num_splits=splits,
+            num_splits=splits, softmax_scale=reach.scale, window_size=_window(reach),
         )  # fmt: skip
 
 
@@ -112,20 +135,31 @@ class FlashAttention2:
         self._varlen, self._with_cache = varlen, with_cache
 
     def any_queries(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         behind = torch.nn.functional.pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return self._varlen(
             query, keys, values, rows.begins, behind, rows.most_queries, rows.most_keys,
-            causal=True, block_table=rows.table,
+            causal=True, block_table=rows.table, softmax_scale=reach.scale,
+            window_size=_window(reach),
         )  # fmt: skip
 
     def one_query(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         found = self._with_cache(
             query[:, None], keys, values, cache_seqlens=rows.lengths, block_table=rows.table,
-            causal=True,
+            causal=True, softmax_scale=reach.scale, window_size=_window(reach),
         )  # fmt: skip
         return found[:, 0]
 
@@ -141,15 +175,26 @@ class TorchVarlen:
         self._varlen = varlen
 
     def any_queries(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Rows
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         return self._varlen(
             query, keys, values, rows.begins, None, rows.most_queries, rows.most_keys,
-            window_size=(-1, 0), enable_gqa=query.shape[1] != keys.shape[2],
+            window_size=_window(reach), scale=reach.scale,
+            enable_gqa=query.shape[1] != keys.shape[2],
             seqused_k=rows.lengths, block_table=rows.table,
         )  # fmt: skip
 
     one_query = any_queries
+
+
+def _window(reach: Reach) -> tuple[int, int]:
+    """How many tokens before and behind its own a query sees; -1 is all."""
+    return (-1 if reach.window is None else reach.window - 1, 0)
 
 
 def find_provider(

@@ -13,7 +13,7 @@ import torch
 from service.device.attention.base import Capabilities
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.spec import ModelSpec
+from service.device.spec import EVERYTHING, ModelSpec, Reach
 from service.device.triton.attention import (
     Heads,
     Sequences,
@@ -70,15 +70,20 @@ class TritonPagedAttention:
         return _Prepared(Singles(table, flat, lengths, parts), None)
 
     def run(
-        self, query: torch.Tensor, layer: int, cache: KvCache, prepared: _Prepared
+        self,
+        query: torch.Tensor,
+        layer: int,
+        cache: KvCache,
+        prepared: _Prepared,
+        reach: Reach = EVERYTHING,
     ) -> torch.Tensor:
         query = query.contiguous()
         out = torch.empty_like(query)
         keys, values = cache.kv_tensors(layer)
         if prepared.singles is not None:
-            attend_singles(query, out, keys, values, prepared.singles, self._shape)
+            attend_singles(query, out, keys, values, prepared.singles, self._shape, reach)
         if prepared.sequences is not None:
-            attend_sequences(query, out, keys, values, prepared.sequences, self._shape)
+            attend_sequences(query, out, keys, values, prepared.sequences, self._shape, reach)
         return out
 
     def _singles(self, spans: tuple[SequenceSpan, ...]) -> Singles:

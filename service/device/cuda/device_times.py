@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from service.device.cuda.runtime import Mark, Runtime
-from telemetry.facts.device_times import DeviceTimes
+from telemetry.facts.step_parts import DeviceTimes
 
 _PAIRS = 64
 

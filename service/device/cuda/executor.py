@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,9 +25,12 @@ from service.device.failures import step_failed
 from service.device.inputs import build_inputs
 from service.device.models.model import Decoder
 from service.device.sampling.draw_on_device import draw_on_device
+from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
+from service.device.step_decoder import forward_and_read
 from service.engine.executor import StepFailed
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
+from service.engine.prompt_output import PromptResult
 from telemetry.facts.clock import Clock
 
 Row = DecodeRow | PrefillChunk
@@ -46,6 +49,8 @@ class _LaunchedStep:
     masked_rows: int = 0
     error: StepFailed | None = None
     phases: PhaseMarks | None = None
+    prompts: tuple[PromptResult | None, ...] = ()
+    score_ns: int = 0
 
 
 class CudaExecutor:
@@ -71,6 +76,7 @@ class CudaExecutor:
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
         self._in_flight: deque[_LaunchedStep] = deque()
         self._device_clock = DeviceClock(runtime)
+        self._reader = PromptReader(clock)
 
     @property
     def block_tokens(self) -> int:
@@ -93,9 +99,11 @@ class CudaExecutor:
     def launch(self, plan: Plan) -> None:
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
+            self._reader.stop(slot)
             self._slots.reset(slot)
         for start in plan.started:
             self._sampler.start(start)
+            self._reader.start(start)
             self._slots.reset(start.slot)
         span = self._device_clock.begin()
         forward_ns = self._clock.now_ns()
@@ -120,8 +128,9 @@ class CudaExecutor:
         if step.tokens is not None:
             samples = tuple((Sample(token),) for token in step.tokens.tolist())
         return StepOutcome(
-            samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows, device
-        )
+            samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows, device,
+            prompts=step.prompts, score_ns=step.score_ns,
+        )  # fmt: skip
 
     # One step
 
@@ -132,6 +141,8 @@ class CudaExecutor:
         self._slots.update(plan.rows)
         rows = plan.sampled_rows
         greedy, phases = self._sampler.all_just_argmax(rows), None
+        prompts: tuple[PromptResult | None, ...] = ()
+        self._reader.last_score_ns = 0
         if not plan.prefills and not any(row.drafts for row in plan.decodes):
             output = self.graphs.run(
                 [row.slot for row in plan.decodes], [row.start for row in plan.decodes]
@@ -139,7 +150,7 @@ class CudaExecutor:
             logits, phases = output.logits[: len(rows)], output.phases
             tokens = output.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
         else:
-            logits = self._mixed(plan)
+            logits, prompts = self._mixed(plan)
             if greedy and len(logits) == len(rows):
                 tokens = logits.argmax(dim=-1)
                 self._remember(rows, tokens)
@@ -147,11 +158,15 @@ class CudaExecutor:
                 tokens = self._drawn(rows, logits)
         sample_ns = self._clock.now_ns()
         if tokens is None:
-            return self._sampled(rows, logits, span, forward_ns, sample_ns)
+            step = self._sampled(rows, logits, span, forward_ns, sample_ns)
+            return replace(step, prompts=prompts, score_ns=self._reader.last_score_ns)
         host = self._runtime.host_tensor((len(rows),), torch.int64)
         host.copy_(tokens, non_blocking=True)
         span.done.record()
-        return _LaunchedStep(span, forward_ns, sample_ns, tokens=host, phases=phases)
+        return _LaunchedStep(
+            span, forward_ns, sample_ns, tokens=host, phases=phases,
+            prompts=prompts, score_ns=self._reader.last_score_ns,
+        )  # fmt: skip
 
     def _drawn(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor | None:
         """Drawn by the device; None where the host has to sample."""
@@ -184,15 +199,21 @@ class CudaExecutor:
             sampler.last_mask_ns, sampler.last_masked_rows,
         )  # fmt: skip
 
-    def _mixed(self, plan: Plan) -> torch.Tensor:
-        """Prompts and decodes together, or decodes with drafts."""
+    def _mixed(self, plan: Plan) -> tuple[torch.Tensor, tuple[PromptResult | None, ...]]:
+        """Prompts and decodes together, or decodes with drafts. The host waits for the step where
+        prompts are read."""
         inputs = build_inputs(plan, self._cache.page_tokens, self._runtime.device)
         if plan.decodes:
             device = self._runtime.device
             last_rows = torch.tensor(inputs.last_tokens, device=device)
             slots = torch.tensor([row.slot for row in plan.decodes], device=device)
             inputs.token_ids[last_rows] = self._slots.last_tokens[slots]
-        return self._decoder.forward(inputs, self._cache)
+        return forward_and_read(self._decoder, self._reader, plan, inputs, self._cache, self._wait)
+
+    def _wait(self) -> None:
+        mark = self._runtime.mark()
+        mark.record()
+        mark.wait()
 
     def _decode(
         self,

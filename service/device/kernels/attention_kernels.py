@@ -8,7 +8,8 @@ through a table (PagedAttention, Kwon et al., SOSP 2023).
 
 Shapes: `query` and `out` [tokens, HEADS, HEAD_DIM]; keys and values [slots, KV_HEADS, HEAD_DIM]
 with slot = page * PAGE + place, and where SCALED float32 scales [slots, KV_HEADS]; `table` int32
-[rows, table_width]. Exponents are base 2: `scale` holds the factor log2(e).
+[rows, table_width]. Exponents are base 2: `scale` holds the factor log2(e). A query sees its own
+token and the `window` - 1 before it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _heads_at(
 
 @triton.jit
 def _stream(
-    q, positions, table, row, table_width, begin, end, kv_head, scale,
+    q, positions, window, table, row, table_width, begin, end, kv_head, scale,
     keys, values, key_scales, value_scales,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
@@ -58,7 +59,8 @@ def _stream(
         kv_slots = _kv_slots_of(table, row, table_width, places, known, PAGE)
         k = _heads_at(keys, key_scales, kv_slots, kv_head, dims, known, KV_HEADS, HEAD_DIM, SCALED)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
-        seen = known[None, :] & (places[None, :] <= positions[:, None])
+        ago = positions[:, None] - places[None, :]
+        seen = known[None, :] & (ago >= 0) & (ago < window)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)
@@ -76,7 +78,7 @@ def _stream(
 @triton.jit
 def attend(
     query, out, keys, values, key_scales, value_scales,
-    table, tile_rows, tile_firsts, begins, counts, contexts, scale, table_width,
+    table, tile_rows, tile_firsts, begins, counts, contexts, scale, window, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SCALED: tl.constexpr, PRECISION: tl.constexpr,
@@ -96,18 +98,20 @@ def attend(
     inside = live[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + at, mask=inside, other=0.0)
     end = context + tl.minimum(first + TILE_TOKENS, count)
+    oldest = tl.maximum(context + first - window + 1, 0) // BLOCK_N * BLOCK_N
     _, total, mixed = _stream(
-        q, context + token, table, row, table_width, 0, end, kv_head, scale,
+        q, context + token, window, table, row, table_width, oldest, end, kv_head, scale,
         keys, values, key_scales, value_scales,
         KV_HEADS, HEAD_DIM, DIMS, PAGE, BLOCK_M, BLOCK_N, SCALED, PRECISION,
     )  # fmt: skip
-    tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    sums = tl.where(total == 0.0, 1.0, total)  # lanes beyond the row may see nothing
+    tl.store(out + at, (mixed / sums[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def attend_part(
     query, partial, peaks, totals, keys, values, key_scales, value_scales,
-    table, flat, lengths, scale, table_width,
+    table, flat, lengths, scale, window, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SCALED: tl.constexpr, PRECISION: tl.constexpr,
@@ -117,8 +121,9 @@ def attend_part(
     [rows, HEADS, PARTS], float32. A row of length 0 is padding."""
     row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row)
-    share = tl.cdiv(tl.cdiv(length, BLOCK_N), PARTS) * BLOCK_N
-    begin = part * share
+    oldest = tl.maximum(length - window, 0)
+    share = tl.cdiv(tl.cdiv(length - oldest, BLOCK_N), PARTS) * BLOCK_N
+    begin = oldest + part * share
     end = tl.minimum(begin + share, length)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, DIMS)
@@ -127,9 +132,9 @@ def attend_part(
     head = kv_head * GROUP + lanes
     at = (token * HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + at, mask=live[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    positions = tl.zeros([BLOCK_M], tl.int32) + length
+    positions = tl.zeros([BLOCK_M], tl.int32) + length - 1
     peak, total, mixed = _stream(
-        q, positions, table, row, table_width, begin, end, kv_head, scale,
+        q, positions, window, table, row, table_width, begin, end, kv_head, scale,
         keys, values, key_scales, value_scales,
         KV_HEADS, HEAD_DIM, DIMS, PAGE, BLOCK_M, BLOCK_N, SCALED, PRECISION,
     )  # fmt: skip

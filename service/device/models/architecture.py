@@ -25,6 +25,8 @@ class Architecture:
     of a GGUF file. `read_config` and `read_gguf` take every key that the family obeys and make the
     spec; of the other keys those that are known not to matter (`config_keys`, `gguf_keys`, and
     the two tables here) are passed over, and the rest is refused by name.
+    `hf_other_tensors` are other spellings of its safetensors: the one that fits a folder best is
+    taken. `hf_norms_from_one` says that safetensors have the distance of a norm's weight from one.
     `gguf_interleaves_rope` says that llama.cpp stores the rows of its query and key projections
     with rotary pairs side by side instead of head_dim / 2 apart.
     """
@@ -36,6 +38,8 @@ class Architecture:
     read_gguf: Callable[[GgufConfig, str], ModelSpec] = read_gguf_spec
     hf_tensors: TensorNames = HF_NAMES
     gguf_tensors: TensorNames = GGUF_NAMES
+    hf_other_tensors: tuple[TensorNames, ...] = ()
+    hf_norms_from_one: bool = False
     gguf_interleaves_rope: bool = False
     ignored_config_keys: Mapping[str, IgnoredKey] = field(default_factory=dict)
     ignored_gguf_keys: Mapping[str, IgnoredKey] = field(default_factory=dict)

@@ -135,6 +135,9 @@ CONFIG: dict[str, IgnoredKey] = {
             "vocab_file",
             "tokenizer_class",
             "prefix",
+            # obeyed by `service.model_files.embedding_files`
+            "is_matryoshka",
+            "matryoshka_dimensions",
         ),
         _DESCRIBES,
     ),

@@ -6,15 +6,17 @@ own besides, and whoever opened the file refuses what is left over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.config.settings import ConfigError
-from service.device.models.config_keys import ROPE
-from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.device.models.rope_reader import read_rope, stretched_context
+from service.device.spec import ModelSpec, Rope
 from service.model_files.strict_keys import StrictKeys
 
-_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+WINDOW_TOKENS = 4096  # what transformers takes where a file is silent
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_WINDOWS_FROM_LAYER = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,48 @@ class ConfigKeys:
 HF_KEYS = ConfigKeys()
 
 
-def sliding_window_if_used(config: StrictKeys) -> int | None:
-    """In tokens, where `use_sliding_window` switches it on."""
+Windows = Callable[[StrictKeys, int], tuple[int | None, ...]]
+
+
+def windows_if_used(config: StrictKeys, layers: int) -> tuple[int | None, ...]:
+    """Qwen's: where `use_sliding_window` switches them on, in the layers that `layer_types` names,
+    or else in those from `max_window_layers` on."""
+    first = config.integer("max_window_layers", _WINDOWS_FROM_LAYER)
+    window = window_if_used(config)
+    return layer_windows(config, layers, window, lambda layer: layer >= first)
+
+
+def window_if_used(config: StrictKeys) -> int | None:
+    """`sliding_window` in tokens, where `use_sliding_window` switches it on."""
     if config.flag("use_sliding_window"):
-        return read_window(config, None)
+        return read_window(config, WINDOW_TOKENS)
     config.take("sliding_window")
     return None
+
+
+def layer_windows(
+    config: StrictKeys, layers: int, window: int | None, is_local: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """The window of each layer: those that `layer_types` names have it, or else those of which
+    `is_local` says so. Raises ConfigError."""
+    kinds = config.take("layer_types")
+    if kinds is None:
+        return windows_where(window, [is_local(layer) for layer in range(layers)])
+    unknown = sorted({str(kind) for kind in kinds} - {_FULL, _SLIDING})
+    if unknown:
+        raise config.refused("layer_types", unknown, "unknown attention")
+    if len(kinds) != layers:
+        raise config.refused("layer_types", kinds, f"{layers} layers need one each")
+    if window is None and _SLIDING in kinds:
+        raise config.refused("layer_types", kinds, "no window is in effect")
+    return windows_where(window, [kind == _SLIDING for kind in kinds])
+
+
+def windows_where(window: int | None, is_local: Sequence[bool]) -> tuple[int | None, ...]:
+    """An entry for each layer; empty where none has a window."""
+    if window is None or not any(is_local):
+        return ()
+    return tuple(window if here else None for here in is_local)
 
 
 def read_spec(
@@ -50,44 +88,41 @@ def read_spec(
     *,
     keys: ConfigKeys = HF_KEYS,
     head_dim: int | None = None,
+    context_tokens: int = 2048,
+    norm_eps: float = 1e-6,
+    tied_embeddings: bool = False,
     qkv_bias: bool = False,
     qk_norm: bool = False,
-    sliding_window: Callable[[StrictKeys], int | None] = sliding_window_if_used,
+    windows: Windows = windows_if_used,
+    rope: Callable[[StrictKeys, int, int], Rope] = read_rope,
 ) -> ModelSpec:
-    """The spec without its end tokens. `head_dim` is the family's where the file is silent, None
-    for hidden / heads. Raises ConfigError."""
+    """The spec without its end tokens. `head_dim`, `context_tokens`, `norm_eps` and
+    `tied_embeddings` are the family's where the file is silent, `head_dim` None for hidden / heads.
+    `rope` gets the context that the file states and the size of a head. Raises ConfigError."""
     if config.take("attention_bias") and not qkv_bias:
         raise config.refused("attention_bias", True, f"{family} models have no biases here")
     heads, hidden = config.integer(keys.heads), config.integer(keys.hidden)
+    layers = config.integer(keys.layers)
+    stated_tokens = config.integer(keys.context_tokens, context_tokens)
+    head_dim = config.integer(keys.head_dim, head_dim or hidden // max(1, heads))
+    turns = rope(config, stated_tokens, head_dim)
     return ModelSpec(
         family=family,
-        layers=config.integer(keys.layers),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=config.integer(keys.kv_heads, heads),
-        head_dim=config.integer(keys.head_dim, head_dim or hidden // max(1, heads)),
+        head_dim=head_dim,
         ffn=config.integer(keys.ffn),
         vocab=config.integer(keys.vocab),
-        context_tokens=config.integer(keys.context_tokens, 2048),
-        norm_eps=config.number(keys.norm_eps, 1e-6),
-        rope=read_rope(config),
+        context_tokens=stretched_context(turns, stated_tokens),
+        norm_eps=config.number(keys.norm_eps, norm_eps),
+        rope=turns,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        tied_embeddings=config.flag(keys.tied_embeddings),
-        sliding_window_tokens=_shortest_window(config, sliding_window),
+        tied_embeddings=config.flag(keys.tied_embeddings, tied_embeddings),
+        layer_windows=windows(config, layers),
     )
-
-
-def _shortest_window(
-    config: StrictKeys, sliding_window: Callable[[StrictKeys], int | None]
-) -> int | None:
-    """The context is kept within the window, so that all layers attend to everything: which
-    layers have a window then makes no difference."""
-    kinds = set(config.take("layer_types", []))
-    if not kinds <= _ATTENTION_KINDS:
-        raise config.refused("layer_types", sorted(kinds - _ATTENTION_KINDS), "unknown attention")
-    config.take("max_window_layers")
-    return sliding_window(config)
 
 
 def read_window(config: StrictKeys, default: int | None) -> int | None:
@@ -124,34 +159,3 @@ def refuse_quantized(config: StrictKeys) -> None:
                 f"{config.path}: {key}: weights quantised by {method or 'an unknown method'} are "
                 "not supported; use the unquantised checkpoint, and --weights to quantise it"
             )
-
-
-def read_rope(config: StrictKeys) -> Rope:
-    """Both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`."""
-    old, new = config.part("rope_scaling"), config.part("rope_parameters")
-    scaling = new if not new.is_empty else old
-    if scaling is new and not old.is_empty:
-        raise config.refused("rope_scaling", "beside rope_parameters", "state one of the two")
-    theta = config.number("rope_theta", 10_000.0)
-    theta = scaling.number("rope_theta", theta)
-    kinds = (scaling.take("rope_type"), scaling.take("type"))
-    kind = kinds[0] or kinds[1] or "default"
-    match kind:
-        case "default":
-            rope = Rope(theta=theta)
-        case "linear":
-            factor = scaling.number("factor")
-            rope = Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
-        case "llama3":
-            rope = Rope(
-                theta=theta,
-                scaling=RopeScaling.LLAMA3,
-                factor=scaling.number("factor"),
-                low_freq_factor=scaling.number("low_freq_factor"),
-                high_freq_factor=scaling.number("high_freq_factor"),
-                original_context_tokens=scaling.integer("original_max_position_embeddings"),
-            )
-        case _:
-            raise ConfigError(f"{config.path}: rope scaling {kind!r} is not supported")
-    scaling.finish(ROPE)
-    return rope

@@ -65,7 +65,9 @@ _OF_FAMILY: dict[str, IgnoredKey] = {
     "attention.clamp_kqv": IgnoredKey("nothing is clamped", only=(0.0,)),
     "rope.scale_linear": IgnoredKey("an old spelling of rope.scaling.factor", only=(1.0,)),
     "rope.scaling.attn_factor": IgnoredKey("attention is not scaled", only=(1.0,)),
-    "rope.scaling.yarn_log_multiplier": IgnoredKey("YaRN is not known", only=(0.0,)),
+    "rope.scaling.yarn_log_multiplier": IgnoredKey("YaRN's magnitude is its own", only=(0.0,)),
+    "rope.scaling.yarn_ext_factor": IgnoredKey("YaRN blends wholly", only=(1.0,)),
+    "rope.scaling.yarn_attn_factor": IgnoredKey("YaRN's magnitude is its own", only=(1.0,)),
 }
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.config_reader import windows_where
+from service.device.models.rope_reader import stretched_context
 from service.device.models.tensors import EMBEDDING, HEAD, TensorNames
-from service.device.rope import rope_frequencies
+from service.device.rope import rope_frequencies, yarn_magnitude
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.model_files.gguf_file import GgufFile
 from service.model_files.strict_keys import StrictKeys
@@ -45,61 +47,90 @@ class GgufConfig:
         return self.names.stored(canonical) in self.file.tensors
 
 
-def read_gguf_spec(config: GgufConfig, family: str) -> ModelSpec:
-    """The whole spec. Raises ConfigError."""
+def read_gguf_spec(
+    config: GgufConfig,
+    family: str,
+    *,
+    ffn_key: str = "feed_forward_length",
+    layers: int | None = None,
+    rotates_in_part: bool = False,
+) -> ModelSpec:
+    """The whole spec; `layers` where the family has read how many there are. A window is in every
+    layer. Raises ConfigError."""
     file = config.file
     if config.integer("expert_count", 0) > 0:
         raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
     heads = config.integer("attention.head_count")
     hidden = config.integer("embedding_length")
+    layers = config.integer("block_count") if layers is None else layers
     embedding = file.tensors.get(config.names.stored(EMBEDDING))
     if embedding is None:
         raise ConfigError(f"{file.path} has no tensor {config.names.stored(EMBEDDING)}")
+    head_dim, dims = _head_dim(config, hidden // max(1, heads), rotates_in_part)
+    context_tokens = config.integer("context_length")
+    rope = _read_rope(config, dims, context_tokens)
+    context_tokens = stretched_context(rope, context_tokens)
+    window = config.integer("attention.sliding_window", 0) or None
     eos = file.metadata.get("tokenizer.ggml.eos_token_id")
     return ModelSpec(
         family=family,
-        layers=config.integer("block_count"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=config.integer("attention.head_count_kv", heads),
-        head_dim=_head_dim(config, hidden // max(1, heads)),
-        ffn=config.integer("feed_forward_length"),
+        head_dim=head_dim,
+        ffn=config.integer(ffn_key),
         vocab=embedding.shape[0],
-        context_tokens=config.integer("context_length"),
+        context_tokens=context_tokens,
         norm_eps=config.number("attention.layer_norm_rms_epsilon"),
-        rope=_read_rope(config),
+        rope=rope,
         qkv_bias=config.has_tensor("model.layers.0.self_attn.q_proj.bias"),
         qk_norm=config.has_tensor("model.layers.0.self_attn.q_norm.weight"),
         tied_embeddings=not config.has_tensor(HEAD),
-        sliding_window_tokens=config.stated.take(f"{config.prefix}.attention.sliding_window"),
+        layer_windows=windows_where(window, [True] * layers),
         eos_token_ids=() if eos is None else (int(eos),),
     )
 
 
-def _head_dim(config: GgufConfig, usual: int) -> int:
-    """Queries, keys and values have heads of one size, which is rotated whole. Raises
-    ConfigError."""
+def _head_dim(config: GgufConfig, usual: int, rotates_in_part: bool) -> tuple[int, int | None]:
+    """The size of heads of queries, keys and values, and how much of it is rotated, None for all.
+    Raises ConfigError."""
     size = config.integer("attention.key_length", usual)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        stated = config.integer(key, size)
-        if stated != size:
-            raise config.refused(key, stated, f"heads are of {size} values and rotated whole")
-    return size
+    values = config.integer("attention.value_length", size)
+    dims = config.integer("rope.dimension_count", size)
+    if values != size:
+        raise config.refused("attention.value_length", values, f"heads are of {size} values")
+    if dims == size:
+        return size, None
+    if rotates_in_part and 0 < dims < size:
+        return size, dims
+    raise config.refused("rope.dimension_count", dims, f"heads of {size} are rotated whole")
 
 
-def _read_rope(config: GgufConfig) -> Rope:
+def _read_rope(config: GgufConfig, dims: int | None, context_tokens: int) -> Rope:
     theta = config.number("rope.freq_base", 10_000.0)
     kind = config.take("rope.scaling.type", "none")
     factor = config.number("rope.scaling.factor", 1.0)
-    original = config.integer("rope.scaling.original_context_length", 8192)
+    original = config.integer("rope.scaling.original_context_length", 0)
     if _ROPE_FREQUENCIES in config.file.tensors:
-        return _llama3_rope(config.file, theta, original)
+        return _llama3_rope(config.file, theta, original or Rope().original_context_tokens)
     if kind == "none":
         if factor != 1.0:
             raise config.refused("rope.scaling.factor", factor, "rope.scaling.type is not stated")
-        return Rope(theta=theta)
+        return Rope(theta=theta, dims=dims)
     if kind == "linear":
-        return Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
+        return Rope(theta=theta, dims=dims, scaling=RopeScaling.LINEAR, factor=factor)
+    if kind == "yarn":
+        return Rope(
+            theta=theta,
+            dims=dims,
+            scaling=RopeScaling.YARN,
+            factor=factor,
+            original_context_tokens=original or context_tokens,
+            magnitude=yarn_magnitude(factor),
+            beta_fast=config.number("rope.scaling.yarn_beta_fast", Rope().beta_fast),
+            beta_slow=config.number("rope.scaling.yarn_beta_slow", Rope().beta_slow),
+        )
     raise ConfigError(f"{config.file.path}: rope scaling {kind!r} is not supported")
 
 

@@ -6,23 +6,49 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.models.experts import load_experts
+from service.device.models.ops import LayerOps
+from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM, tensor_shape
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.quantization.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Query, key and value in one matrix, gate and up in one: fewer, larger products."""
+class Gated:
+    """A feed-forward network with a gate: gate and up are one matrix."""
 
-    input_norm: torch.Tensor
+    gate_up: Product
+    down: Product
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return self.down(ops.gated(self.gate_up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A mixture of experts (`experts`)."""
+
+    product: Product
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return self.product(x)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Query, key and value in one matrix: fewer, larger products. A norm is None where the model
+    has none; `out_norm` and `ffn_out_norm` are of what is added to the residual."""
+
+    input_norm: torch.Tensor | None
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     out: Product
-    ffn_norm: torch.Tensor
-    gate_up: Linear
-    down: Product
+    out_norm: torch.Tensor | None
+    ffn_norm: torch.Tensor | None
+    feed_forward: Gated | Routed
+    ffn_out_norm: torch.Tensor | None
 
     @property
     def head_norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -30,6 +56,12 @@ class LayerWeights:
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm
+
+
+def load_norm(source: WeightSource, name: str, precision: Precision) -> torch.Tensor:
+    """The weight of a norm, rounded unless the model wants it exact. Raises ConfigError."""
+    weight = checked(source.tensor(name), name, tensor_shape(source.spec, name))
+    return weight.float() if source.spec.exact_norms else precision.convert(weight)
 
 
 def load_layer(
@@ -44,33 +76,38 @@ def load_layer(
     spec = source.spec
     prefix = f"model.layers.{index}"
 
-    def get(part: str, *shape: int) -> torch.Tensor:
+    def get(part: str) -> torch.Tensor:
         name = f"{prefix}.{part}"
-        return precision.convert(checked(source.tensor(name), name, shape))
+        return precision.convert(checked(source.tensor(name), name, tensor_shape(spec, name)))
 
-    def fuse(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts).to(device)
+    def norm(part: str, is_there: bool) -> torch.Tensor | None:
+        if not is_there:
+            return None
+        return load_norm(source, f"{prefix}.{part}.weight", precision).to(device)
 
     def linear(parts: list[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        return matrices.linear(fuse(parts), bias)
+        return matrices.linear(torch.cat(parts).to(device), bias)
 
-    projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
     bias = None
     if spec.qkv_bias:
-        bias = fuse([get(f"self_attn.{p}_proj.bias", size) for p, size in projections])
+        bias = torch.cat([get(f"self_attn.{p}_proj.bias") for p in "qkv"]).to(device)
+    feed_forward: Gated | Routed
+    if spec.experts is not None:
+        experts = load_experts(source, index, precision, matrices, device, partition)
+        feed_forward = Routed(experts)
+    else:
+        feed_forward = Gated(
+            linear([get(f"mlp.{p}_proj.weight") for p in ("gate", "up")]),
+            partition.row_parallel(linear([get("mlp.down_proj.weight")])),
+        )
     return LayerWeights(
-        input_norm=get("input_layernorm.weight", spec.hidden).to(device),
-        qkv=linear(
-            [get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections], bias
-        ),
-        q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        out=partition.row_parallel(
-            linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)])
-        ),
-        ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
-        gate_up=linear(
-            [get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]
-        ),
-        down=partition.row_parallel(linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)])),
+        input_norm=norm("input_layernorm", spec.input_norms),
+        qkv=linear([get(f"self_attn.{p}_proj.weight") for p in "qkv"], bias),
+        q_norm=norm("self_attn.q_norm", spec.qk_norm),
+        k_norm=norm("self_attn.k_norm", spec.qk_norm),
+        out=partition.row_parallel(linear([get("self_attn.o_proj.weight")])),
+        out_norm=norm(ATTENTION_OUT_NORM, spec.output_norms),
+        ffn_norm=norm("post_attention_layernorm", spec.input_norms),
+        feed_forward=feed_forward,
+        ffn_out_norm=norm(FFN_OUT_NORM, spec.output_norms),
     )

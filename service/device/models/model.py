@@ -15,11 +15,11 @@ from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
-from service.device.models.layers import LayerWeights, load_layer
+from service.device.models.layers import LayerWeights, load_layer, load_norm
 from service.device.models.ops import LayerOps, PlainOps
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
-from service.device.quantization.precision import Precision
+from service.device.quantization.precision import Precision, rounded
 from service.device.rope import RopeTable
 from service.device.spec import Feature, ModelSpec
 
@@ -30,6 +30,19 @@ FEATURES = frozenset(
         Feature.TIED_EMBEDDINGS,
         Feature.LINEAR_ROPE,
         Feature.LLAMA3_ROPE,
+        Feature.YARN_ROPE,
+        Feature.LONG_ROPE,
+        Feature.PARTIAL_ROPE,
+        Feature.LOCAL_ROPE,
+        Feature.SLIDING_WINDOW,
+        Feature.WIDE_QK_NORM,
+        Feature.OUTPUT_NORMS,
+        Feature.NO_INPUT_NORMS,
+        Feature.GELU_GATE,
+        Feature.ATTENTION_SCALE,
+        Feature.MULTIPLIERS,
+        Feature.LOGIT_SOFTCAP,
+        Feature.EXPERTS,
     }
 )
 
@@ -64,7 +77,14 @@ class Decoder:
         self.device = device
         self._attention = attention
         self._ops = ops or PlainOps(spec)
-        self._rope = RopeTable(spec, max_tokens, precision.compute, device)
+        self._ropes = [RopeTable(spec, max_tokens, precision.compute, device)]
+        if spec.local_rope is not None:
+            self._ropes.append(
+                RopeTable(spec, max_tokens, precision.compute, device, spec.local_rope)
+            )
+        self._reach = [spec.reach(layer) for layer in range(spec.layers)]
+        # rounded as weights are: Gemma's own code does so
+        self._embedding_multiplier = rounded(spec.embedding_multiplier, precision.weights)
 
         def get(name: str, *shape: int) -> torch.Tensor:
             return precision.convert(checked(source.tensor(name), name, shape)).to(device)
@@ -74,7 +94,7 @@ class Decoder:
             if index % max(1, spec.layers // 4) == 0:
                 progress(f"loading weights, layer {index} of {spec.layers}")
             self._layers.append(load_layer(source, index, precision, matrices, device, partition))
-        self._norm = get("model.norm.weight", spec.hidden)
+        self._norm = load_norm(source, "model.norm.weight", precision).to(device)
         embedding = get("model.embed_tokens.weight", spec.vocab, spec.hidden)
         if spec.tied_embeddings:
             head = matrices.linear(embedding)
@@ -87,10 +107,24 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        return self.head(self.states(inputs, cache, inputs.sampled))
+
+    @torch.inference_mode()
+    def states(self, inputs: StepInputs, cache: KvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: the final, normalised states [rows, hidden] of flat rows."""
         prepared = self._attention.prepare(inputs)
-        return self.compute(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
+        return self._states(
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache
         )
+
+    @torch.inference_mode()
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        logits = self._head(states).float()
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @torch.inference_mode()
     def compute(
@@ -103,21 +137,58 @@ class Decoder:
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        """A step from tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
+        return self.head(
+            self._states(token_ids, positions, slot_mapping, sampled, prepared, cache, mark)
+        )
+
+    def _states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
-        angles = self._rope.at(positions)
+        angles = [rope.at(positions) for rope in self._ropes]
         hidden = self._embedding.rows(token_ids)
+        if self._embedding_multiplier != 1.0:
+            hidden = hidden * self._embedding_multiplier
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
-            normed = ops.norm(hidden, delta, layer.input_norm)
+            normed = self._entering(hidden, delta, layer.input_norm)
             qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
-            query = ops.rope_and_write_kv(index, qkv, angles, layer.head_norms, cache, slot_mapping)
+            turns = angles[self.spec.is_local(index)]
+            query = ops.rope_and_write_kv(index, qkv, turns, layer.head_norms, cache, slot_mapping)
             mark()
-            mixed = attention.run(query, index, cache, prepared)
+            mixed = attention.run(query, index, cache, prepared, self._reach[index])
             mark()
-            normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
-            delta = layer.down(ops.gated(layer.gate_up(normed)))
-        if sampled is not None:
-            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
-        return self._head(ops.norm(hidden, delta, self._norm)).float()
+            delta = self._leaving(layer.out(mixed.flatten(1)), layer.out_norm)
+            normed = self._entering(hidden, delta, layer.ffn_norm)
+            delta = self._leaving(layer.feed_forward(normed, ops), layer.ffn_out_norm)
+        if rows is not None:
+            hidden, delta = hidden[rows], None if delta is None else delta[rows]
+        return ops.norm(hidden, delta, self._norm)
+
+    def _entering(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What attention or feed-forward gets, once `delta` has been added to `hidden`."""
+        if norm is not None:
+            return self._ops.norm(hidden, delta, norm)
+        if delta is not None:
+            hidden += delta
+        return hidden
+
+    def _leaving(self, branch: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """What is added to the residual."""
+        if norm is not None:
+            branch = self._ops.norm(branch, None, norm)
+        if self.spec.residual_multiplier != 1.0:
+            branch = branch * self.spec.residual_multiplier
+        return branch

@@ -3,14 +3,15 @@ has them as fused kernels."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, assert_never
 
 import torch
 from torch.nn import functional
 
 from service.device.cache.kv_cache import KvCache
 from service.device.rope import rotate
-from service.device.spec import ModelSpec
+from service.device.spec import Gate, ModelSpec
 
 
 class LayerOps(Protocol):
@@ -34,11 +35,11 @@ class LayerOps(Protocol):
         """Rotate queries and keys, norm them before where there are `norms` (weights of queries and
         of keys), and write keys and values to the layer's pages at `slot_mapping` int64 [tokens].
         Gives queries [tokens, heads, head_dim]. `angles` are cosines and sines
-        [tokens, 1, head_dim / 2]."""
+        [tokens, 1, rotary_dims / 2]."""
         ...
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of [tokens, 2 * width]."""
+        """act(gate) * up of [tokens, 2 * width]."""
         ...
 
 
@@ -47,13 +48,17 @@ class PlainOps:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        self._gated = gated_by(spec.gate)
 
     def norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
     ) -> torch.Tensor:
         if delta is not None:
             hidden += delta
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._spec.norm_eps)
+        width, eps = (hidden.shape[-1],), self._spec.norm_eps
+        if weight.dtype is hidden.dtype:
+            return functional.rms_norm(hidden, width, weight, eps)
+        return functional.rms_norm(hidden.float(), width, weight.float(), eps).to(hidden.dtype)
 
     def rope_and_write_kv(
         self,
@@ -70,11 +75,37 @@ class PlainOps:
             rotated = rotate(qkv[:, :rotated_heads], *angles)
             query, key = rotated[:, : spec.heads], rotated[:, spec.heads :]
         else:
-            query = rotate(self.norm(qkv[:, : spec.heads], None, norms[0]), *angles)
-            key = rotate(self.norm(qkv[:, spec.heads : rotated_heads], None, norms[1]), *angles)
+            query = rotate(self._head_norm(qkv[:, : spec.heads], norms[0]), *angles)
+            key = rotate(self._head_norm(qkv[:, spec.heads : rotated_heads], norms[1]), *angles)
         cache.write(layer, key, qkv[:, rotated_heads:], slot_mapping)
         return query
 
+    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Of each head of [tokens, heads, head_dim], or of all of them together."""
+        if not self._spec.wide_qk_norm:
+            return self.norm(heads, None, weight)
+        return self.norm(heads.flatten(1), None, weight).view(heads.shape)
+
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return self._gated(gate_up)
+
+
+def gated_by(gate: Gate) -> Callable[[torch.Tensor], torch.Tensor]:
+    """act(gate) * up of [tokens, 2 * width]."""
+    match gate:
+        case Gate.SILU:
+            return _silu
+        case Gate.GELU:
+            return _gelu
+        case _:
+            assert_never(gate)
+
+
+def _silu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _gelu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up

@@ -6,16 +6,26 @@ from pathlib import Path
 
 from service.config.settings import ConfigError
 from service.device.models.architecture import Architecture
-from service.device.models.llama import LLAMA
-from service.device.models.mistral import MISTRAL
-from service.device.models.qwen2 import QWEN2
-from service.device.models.qwen3 import QWEN3
+from service.device.models.families.gemma3 import GEMMA3
+from service.device.models.families.granite import GRANITE
+from service.device.models.families.llama import LLAMA
+from service.device.models.families.mistral import MISTRAL
+from service.device.models.families.olmo2 import OLMO2
+from service.device.models.families.phi3 import PHI3
+from service.device.models.families.qwen2 import QWEN2
+from service.device.models.families.qwen3 import QWEN3
+from service.device.models.families.qwen3_moe import QWEN3_MOE
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,  # SmolLM2 too
     MISTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
+    GEMMA3,
+    PHI3,  # Phi-4 too
+    OLMO2,
+    GRANITE,
 )
 
 

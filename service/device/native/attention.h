@@ -18,6 +18,7 @@ constexpr int kBlockPages = 8;     // pages of a softmax block
 constexpr int kBlockTokens = kPage * kBlockPages;
 constexpr int kQueryTokens = 16;   // query tokens of a tile
 constexpr int kSplitPages = 16;    // fewest pages of a split
+constexpr int kNoWindow = 1 << 30;  // more than any context
 
 struct Shape {
   int heads, kv_heads, dim;
@@ -89,10 +90,11 @@ struct Scratch {
 };
 
 // Queries that attend together: `rows` rows = tokens x group_size, [rows][dim], over the tokens
-// [from, to) of a context. To row r those below `visible + r / group_size` are visible.
+// [from, to) of a context. To row r the last `window` of those below `visible + r / group_size` are
+// visible.
 struct QueryTile {
   const float* queries;
-  int rows, head, visible, from, to;
+  int rows, head, visible, window, from, to;
   const int64_t* pages;
 };
 
@@ -112,9 +114,10 @@ class Attention {
       const int count = std::min(kBlockTokens, tile.to - first);
       score(tile, layer, first, count, scratch.scores.data());
       for (int r = 0; r < tile.rows; r++) {
-        const int visible = std::min(count, tile.visible + r / shape_.group_size() - first);
-        online_softmax(scratch.scores.data() + long(r) * kBlockTokens, visible, count,
-                       out + long(r) * width, width, maxima[r], sums[r]);
+        const int end = tile.visible + r / shape_.group_size() - first;
+        online_softmax(scratch.scores.data() + long(r) * kBlockTokens, end - tile.window,
+                       std::min(count, end), count, out + long(r) * width, width, maxima[r],
+                       sums[r]);
       }
       add_values(tile, layer, first, count, scratch.scores.data(), out, width);
     }
@@ -133,12 +136,14 @@ class Attention {
     }
   }
 
-  // Turn scores into weights relative to the largest so far; tokens that are not visible get 0.
-  static void online_softmax(float* scores, int visible, int count, float* out, int width,
+  // Turn scores into weights relative to the largest so far; tokens outside of [begin, end), which
+  // are not visible, get 0.
+  static void online_softmax(float* scores, int begin, int end, int count, float* out, int width,
                              float& maximum, float& sum) {
     const int whole = padded(count);
-    for (int i = std::max(0, visible); i < whole; i++) scores[i] = -INFINITY;
-    if (visible <= 0) {
+    for (int i = 0; i < std::min(begin, whole); i++) scores[i] = -INFINITY;
+    for (int i = std::max(0, end); i < whole; i++) scores[i] = -INFINITY;
+    if (end <= std::max(0, begin)) {
       std::memset(scores, 0, sizeof(float) * whole);
       return;
     }

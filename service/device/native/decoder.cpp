@@ -7,19 +7,6 @@ namespace {
 // Up to so many rows are prepared by each thread for itself, which is cheaper than waiting.
 constexpr int kRowsByThread = 4;
 
-void rms_norm(const float* from, const float* weight, int count, float eps, float* to) {
-  Floats squares = {};
-  int i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
-    Floats x = load<Floats>(from + i);
-    squares += x * x;
-  }
-  float total = sum(squares);
-  for (; i < count; i++) total += from[i] * from[i];
-  const float inverse = 1.0f / std::sqrt(total / float(count) + eps);
-  for (i = 0; i < count; i++) to[i] = from[i] * inverse * weight[i];
-}
-
 }  // namespace
 
 Decoder::Decoder(const Config& config)
@@ -76,29 +63,43 @@ void Decoder::set_matrix(int layer, MatrixName which, const float* weight, const
 
 void Decoder::set_norm(int layer, NormName which, const float* weight) {
   const int hidden = config_.hidden, dim = config_.head_dim;
+  const bool wide = config_.wide_norms;
   switch (which) {
     case NormName::kInput:
       return layers_[layer].input_norm.assign(weight, weight + hidden);
     case NormName::kQuery:
-      return layers_[layer].query_norm.assign(weight, weight + dim);
+      return layers_[layer].query_norm.assign(weight, weight + (wide ? config_.heads : 1) * dim);
     case NormName::kKey:
-      return layers_[layer].key_norm.assign(weight, weight + dim);
+      return layers_[layer].key_norm.assign(weight, weight + (wide ? config_.kv_heads : 1) * dim);
     case NormName::kFfn:
       return layers_[layer].ffn_norm.assign(weight, weight + hidden);
     case NormName::kFinal:
       return final_norm_.assign(weight, weight + hidden);
+    case NormName::kOut:
+      return layers_[layer].out_norm.assign(weight, weight + hidden);
+    case NormName::kFfnOut:
+      return layers_[layer].ffn_out_norm.assign(weight, weight + hidden);
   }
 }
 
-void Decoder::set_rope(const float* cos, const float* sin, int positions) {
-  const size_t count = size_t(positions) * (config_.head_dim / 2);
-  cos_.assign(cos, cos + count);
-  sin_.assign(sin, sin + count);
+void Decoder::set_rope(int which, const float* cos, const float* sin, int positions) {
+  const size_t count = size_t(positions) * (config_.rotary_dim / 2);
+  ropes_[which].cos.assign(cos, cos + count);
+  ropes_[which].sin.assign(sin, sin + count);
+}
+
+void Decoder::set_layer(int layer, int window, int rope) {
+  auto same = [&](const AttentionPlan& plan) { return plan.window == window; };
+  const auto found = std::find_if(plans_.begin(), plans_.end(), same);
+  layers_[layer].plan = int(found - plans_.begin());
+  layers_[layer].rope = rope;
+  if (found == plans_.end()) plans_.push_back({window, {}, {}});
 }
 
 void Decoder::reserve(const Batch& batch) {
   const size_t tokens = batch.tokens;
   hidden_.resize(tokens * hidden_stride_);
+  branch_.resize(tokens * hidden_stride_);
   resize(prepared_, std::max(tokens, size_t(batch.samples)));
   qkv_.resize(tokens * qkv_stride_);
   queries_.resize(tokens * q_size_);
@@ -123,7 +124,7 @@ void Decoder::check(const Batch& batch) const {
   auto require = [](bool holds, const char* what) {
     if (!holds) throw std::out_of_range(what);
   };
-  const int64_t positions = int64_t(cos_.size()) / (config_.head_dim / 2);
+  const int64_t positions = int64_t(ropes_[0].cos.size()) / (config_.rotary_dim / 2);
   const int64_t slots = int64_t(batch.cache_pages) * kPage;
   for (int t = 0; t < batch.tokens; t++) {
     require(batch.token_ids[t] >= 0 && batch.token_ids[t] < config_.vocab, "a token id");
@@ -145,7 +146,8 @@ void Decoder::check(const Batch& batch) const {
 
 void Decoder::forward(const Batch& batch) {
   check(batch);
-  plan_attention(batch);
+  split_count_ = 0;
+  for (AttentionPlan& plan : plans_) plan_attention(batch, plan);
   reserve(batch);
   pool_.run([&](PhaseCursor& cursor) { step(batch, cursor); });
 }
@@ -153,12 +155,24 @@ void Decoder::forward(const Batch& batch) {
 void Decoder::step(const Batch& batch, PhaseCursor& cursor) {
   embed(batch, cursor);
   for (const Layer& layer : layers_) layer_step(batch, layer, cursor);
-  compute_logits(batch, cursor);
+  if (batch.states != nullptr) return write_states(batch, cursor);
+  const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
+                batch.samples,  final_norm_.data(), batch.sampled};
+  compute_logits(x, batch.logits, cursor);
+}
+
+void Decoder::logits_of_states(const float* states, int rows, float* logits) {
+  resize(prepared_, rows);
+  const Input x{states, config_.hidden, config_.hidden, rows, nullptr, nullptr};
+  pool_.run([&](PhaseCursor& cursor) { compute_logits(x, logits, cursor); });
 }
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
   const int rows = batch.tokens;
-  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, layer.input_norm.data(), nullptr};
+  auto norm_of = [](const std::vector<float>& norm) -> const float* {
+    return norm.empty() ? nullptr : norm.data();
+  };
+  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, norm_of(layer.input_norm), nullptr};
   product(layer.qkv, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
@@ -166,12 +180,13 @@ void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cu
   });
   rope_and_write_kv(batch, layer, cursor);
   attend(batch, layer, cursor);
-  merge_splits(cursor);
-  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr}, cursor);
-  x.norm = layer.ffn_norm.data();
+  merge_splits(plans_[layer.plan], cursor);
+  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr},
+              layer.out_norm, cursor);
+  x.norm = norm_of(layer.ffn_norm);
   feed_forward(layer, x, cursor);
   add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr},
-              cursor);
+              layer.ffn_out_norm, cursor);
 }
 
 void Decoder::embed(const Batch& batch, PhaseCursor& cursor) {
@@ -179,6 +194,7 @@ void Decoder::embed(const Batch& batch, PhaseCursor& cursor) {
     for (int token = begin; token < end; token++) {
       float* row = hidden_.data() + long(token) * hidden_stride_;
       embedding_.row(int(batch.token_ids[token]), row);
+      for (int i = 0; i < config_.hidden; i++) row[i] *= config_.embedding_scale;
       std::fill(row + config_.hidden, row + hidden_stride_, 0.0f);
     }
   });
@@ -235,50 +251,25 @@ void Decoder::product(const Matrix& matrix, const Input& x, PhaseCursor& cursor,
   });
 }
 
-// Normalise where the family does (QK norm), then rotate the pairs that lie half a head apart.
-void Decoder::apply_rope(float* head, const std::vector<float>& norm, int64_t position,
-                         float scale) const {
-  const int dim = shape_.dim, half = dim / 2;
-  if (!norm.empty()) rms_norm(head, norm.data(), dim, config_.norm_eps, head);
-  const float* cos = &cos_[size_t(position) * half];
-  const float* sin = &sin_[size_t(position) * half];
-  for (int i = 0; i < half; i++) {
-    const float first = head[i], second = head[half + i];
-    head[i] = (first * cos[i] - second * sin[i]) * scale;
-    head[half + i] = (second * cos[i] + first * sin[i]) * scale;
-  }
-}
-
-void Decoder::rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
-  pool_.phase(cursor, batch.tokens, [&](int begin, int end) {
-    for (int token = begin; token < end; token++) rope_and_write_token(batch, layer, token);
-  });
-}
-
-void Decoder::rope_and_write_token(const Batch& batch, const Layer& layer, int token) {
-  const int dim = shape_.dim, group_size = shape_.group_size();
-  const float scale = 1.0f / std::sqrt(float(dim));
-  float* row = qkv_.data() + long(token) * qkv_stride_;
-  const int64_t position = batch.positions[token];
-  for (int h = 0; h < shape_.heads; h++) {
-    apply_rope(row + h * dim, layer.query_norm, position, scale);
-    const long at = (long(h / group_size) * batch.tokens + token) * group_size + h % group_size;
-    std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
-  }
-  const int64_t slot = batch.slot_mapping[token];
-  const int page = int(slot / kPage), within = int(slot % kPage);
-  for (int h = 0; h < shape_.kv_heads; h++) {
-    float* key = row + q_size_ + h * dim;
-    apply_rope(key, layer.key_norm, position, 1.0f);
-    attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
-  }
-}
-
-void Decoder::add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor) {
+// Add a product to the residual; where there is a norm, of whole rows once they are there.
+void Decoder::add_product(const Matrix& matrix, const Input& x, const std::vector<float>& norm,
+                          PhaseCursor& cursor) {
+  const float scale = config_.residual_scale;
   product(matrix, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++) {
-      float* to = hidden_.data() + long(first + r) * hidden_stride_ + panel * kGroup;
-      for (int i = 0; i < kGroup; i++) to[i] += sums[r * kGroup + i];
+      const long at = long(first + r) * hidden_stride_ + panel * kGroup;
+      float* to = (norm.empty() ? hidden_ : branch_).data() + at;
+      for (int i = 0; i < kGroup; i++)
+        to[i] = norm.empty() ? to[i] + scale * sums[r * kGroup + i] : sums[r * kGroup + i];
+    }
+  });
+  if (norm.empty()) return;
+  pool_.phase(cursor, x.rows, [&](int begin, int end) {
+    for (long row = begin; row < end; row++) {
+      float* branch = branch_.data() + row * hidden_stride_;
+      float* to = hidden_.data() + row * hidden_stride_;
+      rms_norm(branch, norm.data(), config_.hidden, config_.norm_eps, branch);
+      for (int i = 0; i < config_.hidden; i++) to[i] += scale * branch[i];
     }
   });
 }
@@ -293,22 +284,33 @@ void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& curs
       float* to = activated_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {
         Floats g = load<Floats>(gate + r * kGroup + i), u = load<Floats>(up + r * kGroup + i);
-        store(to + i, g / (1.0f + exponential(-g)) * u);
+        // a GELU in its tanh form is a SiLU whose sigmoid sees 2 sqrt(2 / pi) (g + 0.044715 g^3)
+        Floats z = config_.gelu_gate ? 1.5957691216f * (g + 0.044715f * g * g * g) : g;
+        store(to + i, g / (1.0f + exponential(-z)) * u);
       }
     }
   });
 }
 
-// Logits of the sampled rows.
-void Decoder::compute_logits(const Batch& batch, PhaseCursor& cursor) {
+// The normalised final states of the sampled rows.
+void Decoder::write_states(const Batch& batch, PhaseCursor& cursor) {
+  pool_.phase(cursor, batch.samples, [&](int begin, int end) {
+    for (int row = begin; row < end; row++)
+      rms_norm(hidden_.data() + batch.sampled[row] * hidden_stride_, final_norm_.data(),
+               config_.hidden, config_.norm_eps, batch.states + long(row) * config_.hidden);
+  });
+}
+
+void Decoder::compute_logits(const Input& x, float* logits, PhaseCursor& cursor) {
   const int vocab = config_.vocab;
-  const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
-                batch.samples,  final_norm_.data(), batch.sampled};
   product(head(), x, cursor, [&](int panel, int first, int height, const float* sums) {
     const int count = std::min(kGroup, vocab - panel * kGroup);
-    for (int r = 0; r < height; r++)
-      std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,
-                  count * sizeof(float));
+    const float scale = config_.logit_scale, cap = config_.logit_cap;
+    for (int r = 0; r < height; r++) {
+      float* to = logits + long(first + r) * vocab + panel * kGroup;
+      for (int i = 0; i < count; i++) to[i] = scale * sums[r * kGroup + i];
+      for (int i = 0; cap > 0 && i < count; i++) to[i] = cap * std::tanh(to[i] / cap);
+    }
   });
 }
 

@@ -10,13 +10,18 @@
 #include <stdexcept>
 
 #include "attention.h"
+#include "norm.h"
 
 namespace ps {
 
 struct Config {
   int32_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, threads;
   int32_t weights_kind, cache_kind;
-  float norm_eps;
+  int32_t rotary_dim;  // values of a head that are rotated
+  int32_t gelu_gate;   // 0: SiLU
+  int32_t wide_norms;  // queries and keys are normed over all heads together
+  float norm_eps, attention_scale, embedding_scale, residual_scale, logit_scale;
+  float logit_cap;     // 0: none
 };
 
 // Queries [begin, begin + query_tokens) attend to themselves and the `context_tokens` tokens
@@ -34,10 +39,13 @@ struct Batch {
   const Span* span;             // [spans]
   const int64_t* pages;
   float* logits;                // [samples, vocab]
+  float* states;                // [samples, hidden] instead of logits; null: logits
 };
 
 enum class MatrixName : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
-enum class NormName : int { kInput, kQuery, kKey, kFfn, kFinal };
+enum class NormName : int { kInput, kQuery, kKey, kFfn, kFinal, kOut, kFfnOut };
+
+constexpr int kRopes = 2;  // of the model, and of layers with a window
 
 // Input rows [rows][count] of a product: row r is number `picked[r]` in memory, or r. They are
 // normalised first where there is a norm.
@@ -59,8 +67,10 @@ struct PreparedRows {
 
 struct Layer {
   Matrix qkv, out, gate, up, down;
-  std::vector<float> input_norm, query_norm, key_norm, ffn_norm;
+  std::vector<float> input_norm, query_norm, key_norm, ffn_norm;  // empty: none
+  std::vector<float> out_norm, ffn_out_norm;  // of what is added to the residual
   LayerCache cache{};
+  int rope = 0, plan = 0;  // which of the decoder's
 };
 
 class Decoder {
@@ -69,11 +79,14 @@ class Decoder {
 
   void set_matrix(int layer, MatrixName which, const float* weight, const float* bias);
   void set_norm(int layer, NormName which, const float* weight);
-  void set_rope(const float* cos, const float* sin, int positions);
+  void set_rope(int which, const float* cos, const float* sin, int positions);
+  void set_layer(int layer, int window, int rope);
   void set_cache(int layer, const LayerCache& cache) { layers_[layer].cache = cache; }
 
   // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
+  // Logits [rows, vocab] of final states [rows, hidden], as `forward` gives them.
+  void logits_of_states(const float* states, int rows, float* logits);
 
  private:
   typedef Pool::PhaseCursor PhaseCursor;
@@ -87,9 +100,19 @@ class Decoder {
     int row, head, first, count;
   };
 
+  // The work of attention in layers of one window.
+  struct AttentionPlan {
+    int window;
+    std::vector<Task> tasks;
+    std::vector<Merge> merges;
+  };
+  struct Rope {
+    std::vector<float> cos, sin;  // [positions][rotary_dim / 2]
+  };
+
   Matrix& matrix(int layer, MatrixName which);
   void check(const Batch& batch) const;
-  void plan_attention(const Batch& batch);
+  void plan_attention(const Batch& batch, AttentionPlan& plan);
   void reserve(const Batch& batch);
   void resize(PreparedRows& prepared, size_t rows) const;
   void step(const Batch& batch, PhaseCursor& cursor);
@@ -102,15 +125,18 @@ class Decoder {
   void product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body);
   void rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
   void rope_and_write_token(const Batch& batch, const Layer& layer, int token);
-  void apply_rope(float* head, const std::vector<float>& norm, int64_t position, float scale) const;
+  void norm_heads(float* heads, int count, const std::vector<float>& norm) const;
+  void apply_rope(float* head, const Rope& rope, int64_t position, float scale) const;
   void attend(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
   void attend(const Batch& batch, const Layer& layer, const Task& task, int thread);
-  void merge_splits(PhaseCursor& cursor);
+  void merge_splits(const AttentionPlan& plan, PhaseCursor& cursor);
   void merge(const Merge& merge);
   void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
-  void add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor);
+  void add_product(const Matrix& matrix, const Input& x, const std::vector<float>& norm,
+                   PhaseCursor& cursor);
   void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
-  void compute_logits(const Batch& batch, PhaseCursor& cursor);
+  void write_states(const Batch& batch, PhaseCursor& cursor);
+  void compute_logits(const Input& x, float* logits, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
   const Config config_;
@@ -121,15 +147,14 @@ class Decoder {
   std::vector<Layer> layers_;
   Matrix embedding_, head_;
   std::vector<float> final_norm_;
-  std::vector<float> cos_, sin_;
-  Buffer<float> hidden_, qkv_, queries_, attended_, activated_;
+  Rope ropes_[kRopes];
+  Buffer<float> hidden_, branch_, qkv_, queries_, attended_, activated_;
   Buffer<float> splits_, split_maxima_, split_sums_;
   PreparedRows prepared_;
   std::vector<PreparedRows> thread_prepared_;
   std::vector<Buffer<float>> outs_;
   std::vector<Scratch> scratch_;
-  std::vector<Task> tasks_;
-  std::vector<Merge> merges_;
+  std::vector<AttentionPlan> plans_{AttentionPlan{kNoWindow, {}, {}}};
   int split_count_ = 0;
   Pool pool_;
 };

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from service.device.inputs import StepInputs
+from service.device.models.layers import load_norm
+from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM
 from service.device.models.weight_source import WeightSource, checked
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
@@ -20,8 +22,9 @@ from service.device.native.library import (
     NumberKind,
     load_library,
 )
-from service.device.rope import RopeTable
-from service.device.spec import Feature, ModelSpec
+from service.device.quantization.precision import Precision, rounded
+from service.device.rope import rope_table
+from service.device.spec import Feature, Gate, ModelSpec
 
 _MODEL = -1  # instead of a layer's number
 FEATURES = frozenset(
@@ -31,6 +34,18 @@ FEATURES = frozenset(
         Feature.TIED_EMBEDDINGS,
         Feature.LINEAR_ROPE,
         Feature.LLAMA3_ROPE,
+        Feature.YARN_ROPE,
+        Feature.LONG_ROPE,
+        Feature.PARTIAL_ROPE,
+        Feature.LOCAL_ROPE,
+        Feature.SLIDING_WINDOW,
+        Feature.WIDE_QK_NORM,
+        Feature.OUTPUT_NORMS,
+        Feature.NO_INPUT_NORMS,
+        Feature.GELU_GATE,
+        Feature.ATTENTION_SCALE,
+        Feature.MULTIPLIERS,
+        Feature.LOGIT_SOFTCAP,
     }
 )
 
@@ -42,8 +57,8 @@ def unsupported(spec: ModelSpec) -> str | None:
         return f"the C++ decoder does not compute {missing}"
     if spec.heads % spec.kv_heads != 0:
         return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
-    if spec.head_dim % 2 != 0:
-        return f"a head of {spec.head_dim} has no pairs to rotate"
+    if spec.rotary_dims % 2 != 0:
+        return f"{spec.rotary_dims} values of a head have no pairs to rotate"
     return None
 
 
@@ -79,7 +94,15 @@ class NativeDecoder:
             threads=self.threads,
             weights_kind=weights,
             cache_kind=cache,
+            rotary_dim=spec.rotary_dims,
+            gelu_gate=spec.gate is Gate.GELU,
+            wide_norms=spec.wide_qk_norm,
             norm_eps=spec.norm_eps,
+            attention_scale=spec.scale,
+            embedding_scale=rounded(spec.embedding_multiplier, rounding),
+            residual_scale=spec.residual_multiplier,
+            logit_scale=spec.logit_multiplier,
+            logit_cap=spec.logit_softcap or 0.0,
         )
         self.library = load_library(config, progress)
         self._attached: NativeKvCache | None = None
@@ -87,6 +110,32 @@ class NativeDecoder:
 
     def forward(self, inputs: StepInputs, cache: NativeKvCache) -> torch.Tensor:
         """Compute a step: writes the KV cache and returns float32 logits [samples, vocab]."""
+        logits = torch.empty((len(inputs.sampled), self.spec.vocab))
+        self._compute(inputs, cache, inputs.sampled, logits=logits)
+        return logits
+
+    def states(self, inputs: StepInputs, cache: NativeKvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: float32 final states [rows, hidden] of flat rows."""
+        states = torch.empty((len(rows), self.spec.hidden))
+        self._compute(inputs, cache, rows, states=states)
+        return states
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        logits = torch.empty((len(states), self.spec.vocab))
+        if len(states):
+            self.library.head(states.contiguous(), logits)
+        return logits
+
+    def _compute(
+        self,
+        inputs: StepInputs,
+        cache: NativeKvCache,
+        rows: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
+    ) -> None:
+        """One step; of `rows` either logits or final states are written."""
         if self._attached is not cache:
             cache.attach(self.library)
             self._attached = cache
@@ -97,22 +146,21 @@ class NativeDecoder:
             pages += span.blocks
         span_memory = torch.tensor(spans, dtype=torch.int32)
         page_memory = torch.tensor(pages, dtype=torch.int64)
-        logits = torch.empty((len(inputs.sampled), self.spec.vocab))
         batch = BatchStruct(
             tokens=len(inputs.token_ids),
             spans=len(spans) // 4,
-            samples=len(inputs.sampled),
+            samples=len(rows),
             cache_pages=cache.pages,
             token_ids=inputs.token_ids.data_ptr(),
             positions=inputs.positions.data_ptr(),
             slot_mapping=inputs.slot_mapping.data_ptr(),
-            sampled=inputs.sampled.data_ptr(),
+            sampled=rows.data_ptr(),
             span=span_memory.data_ptr(),
             pages=page_memory.data_ptr(),
-            logits=logits.data_ptr(),
+            logits=None if logits is None else logits.data_ptr(),
+            states=None if states is None else states.data_ptr(),
         )
         self.library.forward(batch)
-        return logits
 
 
 class _Loader:
@@ -138,10 +186,12 @@ class _Loader:
                 self._matrix(_MODEL, MatrixName.HEAD, "lm_head", spec.vocab)
         for packed in self._packed:
             packed.result()
-        self._norm(_MODEL, NormName.FINAL, "model.norm", spec.hidden)
-        rope = RopeTable(spec, max_tokens, torch.float32, torch.device("cpu"))
-        cos, sin = rope.at(torch.arange(max_tokens))
-        self._library.set_rope(cos.squeeze(1), sin.squeeze(1))
+        self._norm(_MODEL, NormName.FINAL, "model.norm")
+        for which, rope in enumerate((spec.rope, spec.local_rope)):
+            if rope is not None:
+                self._library.set_rope(which, *rope_table(rope, spec.head_dim, max_tokens))
+        for layer in range(spec.layers):
+            self._library.set_layer(layer, spec.window(layer), spec.is_local(layer))
 
     def _layer(self, index: int) -> None:
         spec = self._spec
@@ -159,11 +209,15 @@ class _Loader:
         self._matrix(index, MatrixName.GATE, f"{prefix}.mlp.gate_proj", spec.ffn)
         self._matrix(index, MatrixName.UP, f"{prefix}.mlp.up_proj", spec.ffn)
         self._matrix(index, MatrixName.DOWN, f"{prefix}.mlp.down_proj", spec.hidden, spec.ffn)
-        self._norm(index, NormName.INPUT, f"{prefix}.input_layernorm", spec.hidden)
-        self._norm(index, NormName.FFN, f"{prefix}.post_attention_layernorm", spec.hidden)
+        if spec.input_norms:
+            self._norm(index, NormName.INPUT, f"{prefix}.input_layernorm")
+            self._norm(index, NormName.FFN, f"{prefix}.post_attention_layernorm")
+        if spec.output_norms:
+            self._norm(index, NormName.OUT, f"{prefix}.{ATTENTION_OUT_NORM}")
+            self._norm(index, NormName.FFN_OUT, f"{prefix}.{FFN_OUT_NORM}")
         if spec.qk_norm:
-            self._norm(index, NormName.QUERY, f"{prefix}.self_attn.q_norm", spec.head_dim)
-            self._norm(index, NormName.KEY, f"{prefix}.self_attn.k_norm", spec.head_dim)
+            self._norm(index, NormName.QUERY, f"{prefix}.self_attn.q_norm")
+            self._norm(index, NormName.KEY, f"{prefix}.self_attn.k_norm")
 
     def _matrix(
         self, layer: int, name: MatrixName, stem: str, outputs: int, inputs: int | None = None
@@ -177,8 +231,10 @@ class _Loader:
         packed = self._packer.submit(self._library.set_matrix, layer, name, weight, bias)
         self._packed.append(packed)
 
-    def _norm(self, layer: int, name: NormName, stem: str, size: int) -> None:
-        self._library.set_norm(layer, name, self._get(f"{stem}.weight", size))
+    def _norm(self, layer: int, name: NormName, stem: str) -> None:
+        precision = Precision(self._rounding, torch.float32)
+        weight = load_norm(self._source, f"{stem}.weight", precision)
+        self._library.set_norm(layer, name, weight.contiguous())
 
     def _get(self, name: str, *shape: int) -> torch.Tensor:
         tensor = checked(self._source.tensor(name), name, shape)

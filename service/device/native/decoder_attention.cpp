@@ -1,29 +1,81 @@
-// The attention phase of a step: its work is split, done by all threads, and merged.
+// Rotation, and the attention phase of a step: its work is split, done by all threads, and merged.
 
 #include "decoder.h"
 
 namespace ps {
 
+// Normalise queries or keys of one token where the family does: each head, or all of them together.
+void Decoder::norm_heads(float* heads, int count, const std::vector<float>& norm) const {
+  if (norm.empty()) return;
+  const int width = int(norm.size());
+  for (float* end = heads + count * shape_.dim; heads < end; heads += width)
+    rms_norm(heads, norm.data(), width, config_.norm_eps, heads);
+}
+
+// Rotate the pairs that lie half of the rotated values apart.
+void Decoder::apply_rope(float* head, const Rope& rope, int64_t position, float scale) const {
+  const int half = config_.rotary_dim / 2;
+  const float* cos = &rope.cos[size_t(position) * half];
+  const float* sin = &rope.sin[size_t(position) * half];
+  for (int i = 0; i < half; i++) {
+    const float first = head[i], second = head[half + i];
+    head[i] = (first * cos[i] - second * sin[i]) * scale;
+    head[half + i] = (second * cos[i] + first * sin[i]) * scale;
+  }
+  for (int i = 2 * half; i < shape_.dim; i++) head[i] *= scale;
+}
+
+void Decoder::rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
+  pool_.phase(cursor, batch.tokens, [&](int begin, int end) {
+    for (int token = begin; token < end; token++) rope_and_write_token(batch, layer, token);
+  });
+}
+
+void Decoder::rope_and_write_token(const Batch& batch, const Layer& layer, int token) {
+  const int dim = shape_.dim, group_size = shape_.group_size();
+  const float scale = config_.attention_scale;
+  const Rope& rope = ropes_[layer.rope];
+  float* row = qkv_.data() + long(token) * qkv_stride_;
+  norm_heads(row, shape_.heads, layer.query_norm);
+  norm_heads(row + q_size_, shape_.kv_heads, layer.key_norm);
+  const int64_t position = batch.positions[token];
+  for (int h = 0; h < shape_.heads; h++) {
+    apply_rope(row + h * dim, rope, position, scale);
+    const long at = (long(h / group_size) * batch.tokens + token) * group_size + h % group_size;
+    std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
+  }
+  const int64_t slot = batch.slot_mapping[token];
+  const int page = int(slot / kPage), within = int(slot % kPage);
+  for (int h = 0; h < shape_.kv_heads; h++) {
+    float* key = row + q_size_ + h * dim;
+    apply_rope(key, rope, position, 1.0f);
+    attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
+  }
+}
+
 // Prompt chunks are cut into tiles of query tokens, the last and longest first. The long context of
-// a decode row is split while there are too few rows to keep all threads busy.
-void Decoder::plan_attention(const Batch& batch) {
-  tasks_.clear();
-  merges_.clear();
-  split_count_ = 0;
+// a decode row is split while there are too few rows to keep all threads busy. Work begins at the
+// page in which the window of the first query of a tile begins.
+void Decoder::plan_attention(const Batch& batch, AttentionPlan& plan) {
+  plan.tasks.clear();
+  plan.merges.clear();
+  int split_count = 0;
   const int enough_tasks = pool_.threads() * 4;
   for (int s = 0; s < batch.spans; s++) {
     const Span& span = batch.span[s];
     const int context = span.context_tokens + span.query_tokens;
-    const int pages = (context + kPage - 1) / kPage;
+    const int begin = std::max(0, context - plan.window) / kPage * kPage;
+    const int pages = (context - begin + kPage - 1) / kPage;
     const int rows = batch.spans * shape_.kv_heads;
     const int splits = std::min(pages / kSplitPages, (enough_tasks + rows - 1) / rows);
     if (span.query_tokens == 1 && splits > 1) {
       const int step = (pages + splits - 1) / splits * kPage;
       for (int head = 0; head < shape_.kv_heads; head++) {
-        const int first = split_count_;
-        for (int from = 0; from < context; from += step)
-          tasks_.push_back({s, head, 0, 1, from, std::min(context, from + step), split_count_++});
-        merges_.push_back({span.begin, head, first, split_count_ - first});
+        const int first = split_count;
+        for (int from = begin; from < context; from += step)
+          plan.tasks.push_back(
+              {s, head, 0, 1, from, std::min(context, from + step), split_count++});
+        plan.merges.push_back({span.begin, head, first, split_count - first});
       }
       continue;
     }
@@ -31,15 +83,18 @@ void Decoder::plan_attention(const Batch& batch) {
     for (int first = last; first >= 0; first -= kQueryTokens) {
       const int tokens = std::min(kQueryTokens, span.query_tokens - first);
       const int to = span.context_tokens + first + tokens;
+      const int from = std::max(0, to - tokens + 1 - plan.window) / kPage * kPage;
       for (int head = 0; head < shape_.kv_heads; head++)
-        tasks_.push_back({s, head, first, tokens, 0, to, -1});
+        plan.tasks.push_back({s, head, first, tokens, from, to, -1});
     }
   }
+  split_count_ = std::max(split_count_, split_count);
 }
 
 void Decoder::attend(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
-  pool_.phase(cursor, int(tasks_.size()), [&](int begin, int end) {
-    for (int i = begin; i < end; i++) attend(batch, layer, tasks_[i], cursor.thread);
+  const std::vector<Task>& tasks = plans_[layer.plan].tasks;
+  pool_.phase(cursor, int(tasks.size()), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) attend(batch, layer, tasks[i], cursor.thread);
   });
 }
 
@@ -52,6 +107,7 @@ void Decoder::attend(const Batch& batch, const Layer& layer, const Task& task, i
                        task.tokens * group_size,
                        task.head,
                        span.context_tokens + task.first + 1,
+                       plans_[layer.plan].window,
                        task.from,
                        task.to,
                        batch.pages + span.first_page};
@@ -79,9 +135,9 @@ void Decoder::write_heads(const float* out, const float* sums, int rows, int wid
   }
 }
 
-void Decoder::merge_splits(PhaseCursor& cursor) {
-  pool_.phase(cursor, int(merges_.size()), [&](int begin, int end) {
-    for (int i = begin; i < end; i++) merge(merges_[i]);
+void Decoder::merge_splits(const AttentionPlan& plan, PhaseCursor& cursor) {
+  pool_.phase(cursor, int(plan.merges.size()), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) merge(plan.merges[i]);
   });
 }
 

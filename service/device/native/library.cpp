@@ -41,8 +41,12 @@ int ps_set_norm(void* handle, int layer, int which, const float* weight) {
   return guarded([&] { decoder(handle)->set_norm(layer, ps::NormName(which), weight); });
 }
 
-int ps_set_rope(void* handle, const float* cos, const float* sin, int positions) {
-  return guarded([&] { decoder(handle)->set_rope(cos, sin, positions); });
+int ps_set_rope(void* handle, int which, const float* cos, const float* sin, int positions) {
+  return guarded([&] { decoder(handle)->set_rope(which, cos, sin, positions); });
+}
+
+int ps_set_layer(void* handle, int layer, int window, int rope) {
+  return guarded([&] { decoder(handle)->set_layer(layer, window, rope); });
 }
 
 int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_scales,
@@ -54,5 +58,9 @@ int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_s
 
 int ps_forward(void* handle, const ps::Batch* batch) {
   return guarded([&] { decoder(handle)->forward(*batch); });
+}
+
+int ps_head(void* handle, const float* states, int rows, float* logits) {
+  return guarded([&] { decoder(handle)->logits_of_states(states, rows, logits); });
 }
 }

@@ -41,13 +41,17 @@ class NormName(IntEnum):
     KEY = 2
     FFN = 3
     FINAL = 4
+    OUT = 5
+    FFN_OUT = 6
 
 
 class DecoderConfig(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
         *((name, c_int32) for name in ("ffn", "vocab", "threads", "weights_kind", "cache_kind")),
-        ("norm_eps", c_float),
+        *((name, c_int32) for name in ("rotary_dim", "gelu_gate", "wide_norms")),
+        *((name, c_float) for name in ("norm_eps", "attention_scale", "embedding_scale")),
+        *((name, c_float) for name in ("residual_scale", "logit_scale", "logit_cap")),
     ]
 
 
@@ -57,7 +61,7 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "spans", "samples", "cache_pages")),
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "sampled")),
-        *((name, c_void_p) for name in ("span", "pages", "logits")),
+        *((name, c_void_p) for name in ("span", "pages", "logits", "states")),
     ]
 
 
@@ -65,11 +69,14 @@ _SIGNATURES = {
     "ps_create": [POINTER(DecoderConfig), POINTER(c_void_p)],
     "ps_set_matrix": [c_void_p, c_int, c_int, c_void_p, c_void_p],
     "ps_set_norm": [c_void_p, c_int, c_int, c_void_p],
-    "ps_set_rope": [c_void_p, c_void_p, c_void_p, c_int],
+    "ps_set_rope": [c_void_p, c_int, c_void_p, c_void_p, c_int],
+    "ps_set_layer": [c_void_p, c_int, c_int, c_int],
     "ps_set_cache": [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     "ps_forward": [c_void_p, POINTER(BatchStruct)],
+    "ps_head": [c_void_p, c_void_p, c_int, c_void_p],
 }
 _NO_MEMORY, _OUT_OF_BOUNDS = 1, 3
+_NO_WINDOW = 1 << 30  # the C++ `kNoWindow`
 
 
 class Library:
@@ -105,10 +112,15 @@ class Library:
     def set_norm(self, layer: int, name: NormName, weight: torch.Tensor) -> None:
         _check(self._library.ps_set_norm(self._handle, layer, name, _floats(weight)), name.name)
 
-    def set_rope(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Copy float32 [positions, head_dim / 2]."""
-        code = self._library.ps_set_rope(self._handle, _floats(cos), _floats(sin), len(cos))
+    def set_rope(self, which: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Copy float32 [positions, rotary_dim / 2] of rope 0 or 1."""
+        code = self._library.ps_set_rope(self._handle, which, _floats(cos), _floats(sin), len(cos))
         _check(code, "rope")
+
+    def set_layer(self, layer: int, window: int | None, rope: int) -> None:
+        """How many tokens a layer's queries see, None for all, and which rope turns them."""
+        code = self._library.ps_set_layer(self._handle, layer, window or _NO_WINDOW, rope)
+        _check(code, "layer")
 
     def set_cache(
         self, layer: int, keys: int, values: int, key_scales: int | None, value_scales: int | None
@@ -122,6 +134,11 @@ class Library:
     def forward(self, batch: BatchStruct) -> None:
         """Compute one step. Raises MemoryError, IndexError or RuntimeError."""
         _check(self._library.ps_forward(self._handle, ctypes.byref(batch)), "forward")
+
+    def head(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+        """Write float32 logits [rows, vocab] of float32 final states [rows, hidden]."""
+        code = self._library.ps_head(self._handle, _floats(states), len(states), _floats(logits))
+        _check(code, "head")
 
 
 def load_library(config: DecoderConfig, progress: Callable[[str], None]) -> Library:

@@ -6,8 +6,8 @@ constant with a conversion behind it. Attention is the plugin's paged operator, 
 the block tables as inputs of the graph and writes the step's keys and values itself.
 
 The paged operator is not part of OpenVINO's stable operator sets. It has 28 inputs in the
-versions known here; those beside ours switch off what we do not use (sliding window, cache
-rotation, sparse attention, sinks, eviction scores, token types, biases).
+versions known here; those beside ours switch off what we do not use (cache rotation,
+sparse attention, sinks, eviction scores, token types, biases).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.config.settings import ConfigError
 from service.device.models.weight_source import WeightSource, checked
 from service.device.openvino.runtime import load_runtime
 from service.device.quantization.rows import quantize_rows
-from service.device.rope import rope_frequencies
+from service.device.rope import rope_table
 from service.device.spec import Feature, ModelSpec
 
 _DYNAMIC = -1
@@ -40,6 +40,8 @@ FEATURES = frozenset(
         Feature.TIED_EMBEDDINGS,
         Feature.LINEAR_ROPE,
         Feature.LLAMA3_ROPE,
+        Feature.YARN_ROPE,
+        Feature.SLIDING_WINDOW,
     }
 )
 
@@ -153,8 +155,9 @@ class _Builder:
             self._parameter(name, [_DYNAMIC] * 4, ov.Type.dynamic) for name in cache_inputs(index)
         ]
         scale = op.constant(np.float32(spec.head_dim**-0.5))
-        no_window, no_slopes = self._zero, _empty(op, np.float32)
-        arguments = [query, key, value, *cache, *self._tables, scale, no_window, no_slopes]
+        window = op.constant(np.int32(spec.window(index) or 0))  # 0 is none
+        no_slopes = _empty(op, np.float32)
+        arguments = [query, key, value, *cache, *self._tables, scale, window, no_slopes]
         arguments += [self._longest, *self._switched_off()]
         try:
             node = ov.op._PagedAttentionExtension([_output(item) for item in arguments])
@@ -209,9 +212,8 @@ class _Builder:
 
     def _rope_rows(self, max_tokens: int) -> tuple[Any, Any]:
         """Cosines and sines of the step's positions, [tokens, 1, 1, head_dim]."""
-        frequencies = rope_frequencies(self._spec.rope, self._spec.head_dim)
-        angles = torch.outer(torch.arange(max_tokens).float(), frequencies).repeat(1, 2)
-        cos, sin = (self._floats(table[:, None, None]) for table in (angles.cos(), angles.sin()))
+        tables = rope_table(self._spec.rope, self._spec.head_dim, max_tokens)
+        cos, sin = (self._floats(table.repeat(1, 2)[:, None, None]) for table in tables)
         rows = [self._op.gather(table, self._positions, self._zero) for table in (cos, sin)]
         return rows[0], rows[1]
 

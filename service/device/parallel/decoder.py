@@ -19,7 +19,7 @@ from service.device.parallel.messages import MakePages, pack, pack_step
 from service.device.parallel.ranks import Ranks
 from service.device.sharding.collectives import Collectives, skew_ns, slowest_rank
 from service.device.spec import ModelSpec
-from service.device.torch_executor import StepDecoder
+from service.device.step_decoder import StepDecoder
 from telemetry.facts.clock import Clock
 
 

@@ -33,6 +33,11 @@ class Precision:
         return tensor.to(self.weights).to(self.compute)
 
 
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """The nearest number of `dtype`."""
+    return float(torch.tensor(value, dtype=dtype))
+
+
 def choose_precision(dtype: str, device: torch.device) -> Precision:
     """The precision for `dtype` ("bfloat16" or "float32") on `device`."""
     wanted = _NAMES[dtype]

@@ -5,7 +5,9 @@ needs two all-reduces and nothing else is exchanged.
 
     q, k, v, gate, up, lm_head    rows, and their biases    a rank has some of the outputs
     o_proj, down_proj             columns                   a rank has a part of each sum
-    embedding, norms              whole
+    embedding, norms, router      whole
+
+Of a mixture each rank has a slice of every expert. Norms over all heads are refused.
 
 A head that is tied to the embedding becomes one of its own: a slice of the embedding.
 """
@@ -20,7 +22,7 @@ import torch
 from service.config.settings import ConfigError
 from service.device.models.tensors import tensor_shape
 from service.device.models.weight_source import WeightSource, checked
-from service.device.spec import ModelSpec
+from service.device.spec import Feature, ModelSpec
 from telemetry.facts.engine_start import ModelShape
 
 _BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
@@ -38,6 +40,10 @@ class TensorParallelRank:
 
 def part_of(spec: ModelSpec, count: int) -> ModelSpec:
     """What each of `count` ranks has. Raises ConfigError where there are no equal parts."""
+    if spec.wide_qk_norm:
+        raise ConfigError(
+            f"--tensor-parallel {count}: {Feature.WIDE_QK_NORM} need all heads on one rank"
+        )
     sizes = {
         "attention heads": spec.heads,
         "key/value heads": spec.kv_heads,
@@ -91,10 +97,10 @@ class ShardedWeights:
         stored = _EMBEDDING if name == _HEAD and spec.tied_embeddings else name
         whole = checked(self._whole.tensor(stored), stored, tensor_shape(spec, stored))
         layer_part = name.rsplit(".", 2)[-2]
-        if layer_part in _BY_ROWS:
-            return self._slice(whole, 0)
+        if layer_part in _BY_ROWS:  # the last but one of a matrix, or of one for each expert
+            return self._slice(whole, max(0, whole.dim() - 2))
         if layer_part in _BY_COLUMNS:
-            return self._slice(whole, 1)
+            return self._slice(whole, whole.dim() - 1)
         return whole
 
     def _slice(self, whole: torch.Tensor, dim: int) -> torch.Tensor:

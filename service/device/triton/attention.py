@@ -10,10 +10,12 @@ import torch
 from service.device.cache.kv_cache import KvTensor
 from service.device.kernels.attention_kernels import attend, attend_part, merge_parts
 from service.device.kernels.sizes import power_of_2
+from service.device.spec import EVERYTHING, Reach
 
 _LOG2_E = math.log2(math.e)
 _LEAST_ROWS = 16  # of a product's operand
 _TILE_ROWS = 64
+_NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def attend_sequences(
     values: KvTensor,
     rows: Sequences,
     shape: Heads,
+    reach: Reach = EVERYTHING,
     block_keys: int = 64,
 ) -> None:
     """query and out [tokens, heads, head_dim]; only the rows' queries are written."""
@@ -98,7 +101,7 @@ def attend_sequences(
     attend[(tiles, shape.kv_heads)](
         query, out, keys.data, values.data, keys.scales, values.scales,
         rows.table, rows.tile_rows, rows.tile_firsts, rows.begins, rows.counts, rows.contexts,
-        _scale(shape), rows.table.shape[1],
+        _scale(shape, reach), reach.window or _NO_WINDOW, rows.table.shape[1],
         HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim, DIMS=shape.dims,
         PAGE=keys.data.shape[1], TILE_TOKENS=shape.tile_tokens,
         BLOCK_M=shape.block_rows(shape.tile_tokens), BLOCK_N=block_keys,
@@ -113,6 +116,7 @@ def attend_singles(
     values: KvTensor,
     rows: Singles,
     shape: Heads,
+    reach: Reach = EVERYTHING,
     block_keys: int = 64,
 ) -> None:
     """The same for one query a row."""
@@ -124,7 +128,8 @@ def attend_singles(
     peaks, totals = (query.new_empty(stats, dtype=torch.float32) for _ in range(2))
     attend_part[(count, shape.kv_heads, rows.parts)](
         query, partial, peaks, totals, keys.data, values.data, keys.scales, values.scales,
-        rows.table, rows.flat, rows.lengths, _scale(shape), rows.table.shape[1],
+        rows.table, rows.flat, rows.lengths, _scale(shape, reach), reach.window or _NO_WINDOW,
+        rows.table.shape[1],
         HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim, DIMS=shape.dims,
         PAGE=keys.data.shape[1], PARTS=rows.parts, BLOCK_M=shape.block_rows(1),
         BLOCK_N=block_keys, SCALED=keys.scales is not None, PRECISION=_precision(query),
@@ -136,8 +141,8 @@ def attend_singles(
     )  # fmt: skip
 
 
-def _scale(shape: Heads) -> float:
-    return _LOG2_E / math.sqrt(shape.head_dim)
+def _scale(shape: Heads, reach: Reach) -> float:
+    return _LOG2_E * (shape.head_dim**-0.5 if reach.scale is None else reach.scale)
 
 
 def _precision(query: torch.Tensor) -> str:

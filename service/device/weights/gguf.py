@@ -61,9 +61,12 @@ class GgufWeights:
                 self._ahead[following] = self._reader.submit(self._load, following)
 
     def _load(self, name: str) -> torch.Tensor:
-        stored = self._names.stored(name)
+        place = self._names.place(self._spec, name)
+        (stored,) = place.stored
         heads = self._interleaved_heads(name)
         order = None if heads is None else halves_order(self._file, stored, heads)
+        if place.rows is not None:
+            order = np.arange(place.begin, place.begin + place.rows)
         return torch.from_numpy(self._file.load(stored, order))
 
     def _interleaved_heads(self, name: str) -> int | None:

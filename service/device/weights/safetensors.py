@@ -15,7 +15,17 @@ from service.device.models.architecture import Architecture
 from service.device.models.config_keys import CONFIG, GENERATION
 from service.device.models.config_reader import read_end_tokens, refuse_quantized
 from service.device.models.registry import architecture_of_config
-from service.device.models.tensors import EMBEDDING, HEAD, StoredTensor, check_safetensors
+from service.device.models.tensors import (
+    BARE_EMBEDDING,
+    EMBEDDING,
+    HEAD,
+    StoredTensor,
+    TensorNames,
+    check_safetensors,
+    is_norm,
+    tensor_names,
+    without_prefix,
+)
 from service.device.spec import ModelSpec
 from service.model_files.strict_keys import StrictKeys
 
@@ -26,9 +36,9 @@ class SafetensorsWeights:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._architecture, self._spec = _read(self._folder)
-        self._names = self._architecture.hf_tensors
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._names = self._spelling()
         self._check()
 
     @property
@@ -36,15 +46,40 @@ class SafetensorsWeights:
         return self._spec
 
     def tensor(self, name: str) -> torch.Tensor:
-        stored = self._names.stored(name)
+        place = self._names.place(self._spec, name)
+        pieces = [self._piece(one, place.axis, place.begin, place.rows) for one in place.stored]
+        tensor = pieces[0] if len(pieces) == 1 else torch.stack(pieces)
+        if self._architecture.hf_norms_from_one and is_norm(name):
+            return tensor.float() + 1.0
+        return tensor
+
+    def _piece(self, stored: str, axis: int, begin: int, rows: int | None) -> torch.Tensor:
+        """`rows` of a stored tensor along `axis`, or all of it."""
         path = self._where.get(stored)
         if path is None:
             raise ConfigError(f"{self._folder} has no tensor {stored}")
+        file = self._files[path]
         try:
-            tensor: torch.Tensor = self._files[path].get_tensor(stored)
+            if rows is None:
+                whole: torch.Tensor = file.get_tensor(stored)
+                return whole
+            cut = (slice(None),) * axis + (slice(begin, begin + rows),)
+            part: torch.Tensor = file.get_slice(stored)[cut]
+            return part
         except SafetensorError as error:
             raise ConfigError(f"{path}: tensor {stored}: {error}") from error
-        return tensor
+
+    def _spelling(self) -> TensorNames:
+        """The names that most tensors of the folder have."""
+
+        def found(names: TensorNames) -> int:
+            places = (names.place(self._spec, name) for name in tensor_names(self._spec))
+            return sum(stored in self._where for place in places for stored in place.stored)
+
+        known = (self._architecture.hf_tensors, *self._architecture.hf_other_tensors)
+        if BARE_EMBEDDING in self._where:
+            known = tuple(without_prefix(names) for names in known)
+        return known[0] if len(known) == 1 else max(known, key=found)
 
     def _check(self) -> None:
         """By the headers, which takes no time; a head beside a tied embedding is compared with it.

@@ -14,7 +14,6 @@ from service.engine.inbox import Submit
 from service.engine.plan import Emission
 from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import (
-    BlocksSealed,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -22,6 +21,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import BlocksSealed
 
 PendingFact = Callable[..., Fact]
 
@@ -118,4 +118,13 @@ class FactLog:
             "first_token_by_ns": submit.first_token_by_ns,
             "ttft_target_ns": submit.ttft_target_ns,
             "itl_target_ns": submit.itl_target_ns,
+            **_reads_of(submit),
         }
+
+
+def _reads_of(submit: Submit) -> dict[str, Any]:
+    output = submit.prompt_output
+    if output is None:
+        return {}
+    pooling = None if output.pooling is None else output.pooling.value
+    return {"prompt_logprobs": output.logprobs, "pooling": pooling}

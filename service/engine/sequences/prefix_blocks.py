@@ -10,14 +10,28 @@ from collections.abc import Iterator
 
 from service.engine.admission import Limits
 from service.engine.kv.block_aliases import BlockAliases
+from service.engine.kv.cpu_offload import CpuOffloadIndex
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request
-from telemetry.facts.engine_records import BlocksSealed
+from telemetry.facts.step_parts import BlocksSealed
 
 _MAX_PROMPT_ALIASES = 512
 _DIGESTS_AT_ONCE = 64
 _ALIASES_PER_BLOCK = 6  # for the cache, four times as many ghosts, and a reserve
+
+
+def prefix_cache_of(limits: Limits) -> PrefixCache:
+    """An empty cache, with the host tier that the limits allow."""
+    slots = limits.host_slots
+    offload = CpuOffloadIndex(slots, limits.retention) if slots else None
+    return PrefixCache(
+        limits.blocks_total,
+        limits.block_tokens,
+        limits.cache_identity,
+        offload,
+        limits.prefix_cache,
+    )
 
 
 class PrefixBlocks:
@@ -32,6 +46,9 @@ class PrefixBlocks:
     def open(self, request: Request) -> None:
         """Set the namespace in which a new request may share blocks, if it may."""
         submit = request.submit
+        output = submit.prompt_output
+        if output is not None and output.reads_every_row:
+            return
         if submit.cache_prefix and self._prefix.enabled:
             request.cache_root = self._prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
 

@@ -10,7 +10,8 @@ launched step is done; `prefill_tokens` is how many must be there before the nex
 sampled from a prefill chunk. The first `cached_blocks` blocks are in the prefix cache under their
 `digests`; `recorded_aliases` stand for full blocks in the record. A running request keeps the sort
 key that it was admitted with: `admitted_class`, and `admitted_service`, its tenant's service at
-that moment. `late` marks a waiting one that could not meet its first-token target any more.
+that moment. `late` marks a waiting one that could not meet its first-token target any more. The
+scores of `scored_tokens` rows of its prompt are in a launched step; they are not computed again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from enum import StrEnum
 
 from service.engine.draft_proposer import DraftProposer
 from service.engine.inbox import Submit
+from service.engine.prompt_output import NO_READS, Reads
 
 
 class Status(StrEnum):
@@ -56,6 +58,7 @@ class Request:
     recorded_aliases: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     proposer: DraftProposer | None = None
+    scored_tokens: int = 0
 
     @property
     def seq_id(self) -> int:
@@ -100,6 +103,26 @@ class Request:
     def recompute_tokens(self, count: int) -> int:
         """How many of the next `count` tokens had been computed before a preemption."""
         return max(0, min(count, self.ever_computed_tokens - self.computed_tokens))
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt tokens cost the head too."""
+        output = self.submit.prompt_output
+        return output is not None and output.pooling is None
+
+    def take_reads(self, count: int) -> Reads:
+        """The rows of the next `count` tokens that its prompt output wants."""
+        output = self.submit.prompt_output
+        if output is None:
+            return NO_READS
+        first, stop = output.positions(len(self.submit.prompt))
+        first = max(first, self.computed_tokens, self.scored_tokens)
+        stop = min(stop, self.computed_tokens + count)
+        if first >= stop:
+            return NO_READS
+        if self.scores_prompt:
+            self.scored_tokens = stop
+        return Reads(first, stop, self.scores_prompt)
 
     def advance(self, count: int) -> None:
         """`count` more tokens are in a launched step."""

@@ -110,6 +110,7 @@ class SequenceTable:
             min_tokens=submit.min_tokens,
             end_token_ids=(*submit.end_token_ids, *submit.stop_token_ids),
             grammar=submit.grammar,
+            prompt_output=submit.prompt_output,
         )
 
     def grow(self, request: Request, blocks: int, now_ns: int) -> None:

@@ -36,6 +36,7 @@ from telemetry.facts.engine_records import (
     GrammarCompiled,
     LimitsSet,
     SequenceAdmitted,
+    SequenceEnded,
     SequenceQueued,
 )
 from telemetry.facts.framing import Unframer
@@ -50,24 +51,31 @@ class EngineClient:
     """Connects requests with the running engine process.
 
     `on_frame` is called with the facts of each frame that was read (the loop probe uses it).
+    `frames` counts those of this engine. Of several gateway processes the main one has a `lane`:
+    it records the engine's facts. Sequence ids begin after `first_seq_id`.
     """
 
-    def __init__(self, lane: Lane, on_progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, lane: Lane | None, on_progress: Callable[[str], None], first_seq_id: int = 0
+    ) -> None:
         self.started: EngineStarted | None = None
         self.failure: frames.EngineFailed | None = None
         self.lost_facts = 0
         self.health = Health()
         self.limits = RuntimeLimitsOwner(self.send)
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
+        self.before_frame: Callable[[], None] = _nothing
+        self.after_frame: Callable[[], None] = _nothing
         self._lane = lane
         self._on_progress = on_progress
+        self.frames = 0
         self._queues: dict[int, OutputQueue] = {}
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, None] = {}  # in the order of their arrival in the engine
         self._writer: asyncio.WriteTransport | None = None
         self._pending_writes: list[tuple[Callable[[bytes], None], bytes]] = []
         self._unflushed: dict[OutputQueue, None] = {}
         self._vocabulary: bytes | None = None
-        self._last_seq_id = 0
+        self._last_seq_id = first_seq_id
         self._lost_before = 0
         self._ready = asyncio.Event()
         self._profile: asyncio.Future[frames.ProfileEnded | None] | None = None
@@ -110,18 +118,18 @@ class EngineClient:
             raise EngineUnavailable
         self._queues[command.seq_id] = queue
         message = frames.encode(command)
-        self._writer.write(message)
+        self._write(message)
         return len(message)
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """Ask the engine to end a sequence; does nothing if it has ended."""
         if self._writer is not None and seq_id in self._queues:
-            self._writer.write(frames.encode(Cancel(seq_id, reason)))
+            self._write(frames.encode(Cancel(seq_id, reason)))
 
     def pause(self, seq_id: int, paused: bool) -> None:
         """Pause or resume a sequence whose client reads slowly."""
         if self._writer is not None and seq_id in self._queues:
-            self._writer.write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
+            self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
     def send(self, command: FlushCache | SetLimits | SetRecording | SetStepCost) -> None:
         """Send a command that concerns no single sequence; dropped when no engine is ready."""
@@ -157,11 +165,21 @@ class EngineClient:
         if self._writer is not None:
             self._writer.write(self._vocabulary)
 
+    def _write(self, message: bytes) -> None:
+        """Write a command about a sequence to the engine."""
+        assert self._writer is not None
+        self._writer.write(message)
+
     async def attach(self, connection: socket.socket, config: EngineConfig, begun_ns: int) -> None:
         """Use one engine process until its end of the socket closes.
 
         `begun_ns` is when the process was started.
         """
+        first = frames.encode(frames.Launch(config, begun_ns))
+        await self._use(connection, first + (self._vocabulary or b""))
+
+    async def _use(self, connection: socket.socket, first: bytes) -> None:
+        """Write the `first` messages, then read until the socket closes."""
         loop = asyncio.get_running_loop()
         closed = loop.create_future()
         writer, _ = await loop.create_connection(
@@ -170,9 +188,7 @@ class EngineClient:
         self.failure = None
         self._writer = writer
         try:
-            writer.write(frames.encode(frames.Launch(config, begun_ns)))
-            if self._vocabulary is not None:
-                writer.write(self._vocabulary)
+            writer.write(first)
             await closed
         finally:
             self._detach()
@@ -199,9 +215,12 @@ class EngineClient:
                 self.failure = message
 
     def _receive_frame(self, frame: frames.Frame) -> None:
+        self.before_frame()
         self.on_frame(frame.facts)
+        self.frames = frame.number or self.frames + 1
         for fact in frame.facts:
-            self._lane.append(fact)
+            if self._lane is not None:
+                self._lane.append(fact)
             if isinstance(fact, EngineStarted):
                 self.started = fact
                 self._ready.set()
@@ -210,6 +229,8 @@ class EngineClient:
                 self.limits.limits_set(fact)
             elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
                 self._on_sequence_fact(fact)
+            elif isinstance(fact, SequenceEnded):
+                self._waiting.pop(fact.seq_id, None)
         is_flushing = bool(self._unflushed)
         for emission in frame.emissions:
             if (queue := self._enqueue(emission)) is not None:
@@ -217,6 +238,7 @@ class EngineClient:
         if not is_flushing:
             self._flush_queues()
         self.lost_facts = self._lost_before + frame.lost_facts
+        self.after_frame()
 
     def _flush_queues(self) -> None:
         """Flush up to `_QUEUES_PER_ITERATION` queues, and the rest in the next iteration.
@@ -237,18 +259,18 @@ class EngineClient:
 
     def _on_sequence_fact(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
         """Pass on that the engine has queued, compiled or admitted a sequence."""
-        queue = self._queues.get(fact.seq_id)
-        if queue is None:
-            return
         if isinstance(fact, SequenceQueued):
-            self._waiting.add(fact.seq_id)
+            self._waiting[fact.seq_id] = None
         elif isinstance(fact, SequenceAdmitted):
-            self._waiting.discard(fact.seq_id)
-        queue.on_sequence_fact(fact)
+            self._waiting.pop(fact.seq_id, None)
+        queue = self._queues.get(fact.seq_id)
+        if queue is not None:
+            queue.on_sequence_fact(fact)
 
     def waiting_before(self, seq_id: int) -> int:
         """Number of earlier sequences that have never been in the batch."""
-        return sum(other < seq_id for other in self._waiting)
+        earlier = itertools.takewhile(lambda other: other != seq_id, self._waiting)
+        return sum(1 for _ in earlier) if seq_id in self._waiting else 0
 
     def _profile_ended(self, ended: frames.ProfileEnded | None) -> None:
         profile, self._profile = self._profile, None
@@ -261,7 +283,7 @@ class EngineClient:
             return None
         if emission.end is not None:
             del self._queues[emission.seq_id]
-            self._waiting.discard(emission.seq_id)
+            self._waiting.pop(emission.seq_id, None)
         queue.put(emission)
         return queue
 
@@ -270,6 +292,7 @@ class EngineClient:
         self._ready.clear()
         self.health.hung_ns = self.health.heartbeat_age_ns = None
         self._writer = None
+        self.frames = 0
         self._lost_before = self.lost_facts
         self._profile_ended(None)
         self.limits.engine_ended()
@@ -279,6 +302,10 @@ class EngineClient:
             queue.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
         for queue in in_flight.values():
             queue.stop_pushing()
+
+
+def _nothing() -> None:
+    """What a frame is read between, unless there are several gateway processes."""
 
 
 class _EngineProtocol(asyncio.Protocol):

@@ -51,8 +51,9 @@ class EngineProcess:
         self.stacks.close()
 
 
-def start_engine(clock: Clock) -> EngineProcess:
-    """Start an engine process, which waits for a Launch message. Raises OSError."""
+def start_engine(clock: Clock, listener: socket.socket | None = None) -> EngineProcess:
+    """Start an engine process, which waits for a Launch message. Further gateway processes connect
+    to `listener`. Raises OSError."""
     begun_ns = clock.now_ns()
     with contextlib.ExitStack() as on_error, contextlib.ExitStack() as theirs_only:
         ours, theirs = socket.socketpair()
@@ -66,6 +67,7 @@ def start_engine(clock: Clock) -> EngineProcess:
             "--fd": theirs.fileno(),
             "--pulse-fd": heartbeat_fd,
             "--stacks-fd": stacks.fileno(),
+            **({} if listener is None else {"--listen-fd": listener.fileno()}),
         }
         arguments = [word for flag, number in shared.items() for word in (flag, str(number))]
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 
 from service.config.settings import EngineConfig
 from service.gateway.engine_client.client import EngineClient
@@ -45,15 +46,17 @@ class Supervisor:
         lane: Lane,
         first: EngineProcess | None = None,
         deadline_s: float = 0.0,
+        listener: socket.socket | None = None,
     ) -> None:
         """`first` is an engine that has been started already. An engine that hangs for `deadline_s`
-        is killed; 0: never."""
+        is killed; 0: never. Further gateway processes connect to `listener`."""
         self._client = client
         self._config = config
         self._clock = clock
         self._lane = lane
         self._engine = first
         self._deadline_s = deadline_s
+        self._listener = listener
         self._end_detail: str | None = None
         self._stopping = asyncio.Event()
         self.restarts = 0
@@ -93,7 +96,7 @@ class Supervisor:
     async def _run_one(self) -> int | None:
         """Run one engine; returns its exit code, or None if it could not be started."""
         try:
-            engine = self._engine = self._engine or start_engine(self._clock)
+            engine = self._engine = self._engine or start_engine(self._clock, self._listener)
         except OSError as error:
             self._end_detail = f"cannot start the engine process: {error}"
             return None

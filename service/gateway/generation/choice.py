@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
+from service.engine.prompt_output import PromptResult
+from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.score_rendering import token_name
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.reasons import EndReason
@@ -23,11 +26,13 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in a choice since the last `take_delta`."""
+    """What is new in a choice since the last `take_delta`; `token_ids` None: they were not asked
+    for."""
 
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
+    token_ids: list[int] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -35,23 +40,37 @@ class Delta:
 
 
 class Choice:
-    """Detokenizes one sequence and finds its stop strings."""
+    """Detokenizes one sequence and finds its stop strings; `read` is what came of its prompt."""
 
     def __init__(
-        self, index: int, seq_id: int, tokenizer: Tokenizer, stops: tuple[str, ...]
+        self,
+        index: int,
+        seq_id: int,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
         self.end: EndReason | None = None
         self.stop_found = False
-        self._detokenizer = Detokenizer(tokenizer)
-        self._scanner = StopScanner(stops) if stops else None
+        self._keep_stop = wishes.keep_stop
+        self._detokenizer = Detokenizer(tokenizer, skip_special=not wishes.keep_special)
+        self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
+        self._token_ids: list[int] | None = [] if wishes.token_ids else None
         self._text: list[str] = []
         self._taken_text: list[str] = []
         self._scored: list[ScoredToken] = []
         self._raw_length = 0
         self._finish_sent = False
+        self._logprob = 0.0
+        self.read: list[PromptResult] = []
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, natural: how likely it is for its length; of no tokens 0."""
+        return self._logprob / max(1, self.output_tokens)
 
     @property
     def done(self) -> bool:
@@ -62,6 +81,8 @@ class Choice:
         """Process an emission; sets `stop_found` when a stop string is complete."""
         if self.stop_found:
             return  # computed before the engine had the cancellation
+        if emission.prompt is not None:
+            self.read.append(emission.prompt)
         if emission.sample is not None:
             self._add(emission.sample, emission.end)
         if emission.end is not None and not self.stop_found:
@@ -69,7 +90,8 @@ class Choice:
             self._flush()
 
     def take_delta(self) -> Delta:
-        """New text and log-probabilities; the finish reason once."""
+        """New text and log-probabilities; the finish reason once. Token ids wait for the text
+        that they become."""
         finish = None
         if self.done and not self._finish_sent:
             self._finish_sent = True
@@ -77,6 +99,8 @@ class Choice:
         delta = Delta("".join(self._text), self._scored, finish)
         self._taken_text.append(delta.text)
         self._text, self._scored = [], []
+        if self._token_ids is not None and not delta.is_empty:
+            delta.token_ids, self._token_ids = self._token_ids, []
         return delta
 
     @property
@@ -92,11 +116,14 @@ class Choice:
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
         if sample.logprob is not None:
+            self._logprob += sample.logprob
             scored = ScoredToken(
                 sample.token_id, sample.logprob, sample.top or (), self._raw_length
             )
             self._scored.append(scored)
-        if end in (EndReason.EOS, EndReason.STOP_TOKEN):
+        if self._token_ids is not None:
+            self._token_ids.append(sample.token_id)
+        if end in (EndReason.EOS, EndReason.STOP_TOKEN) and not self._keep_stop:
             return  # the token that ends the text is not part of it
         self._append(self._detokenizer.push(sample.token_id))
 
@@ -114,12 +141,15 @@ class Choice:
             self._text.append(self._scanner.finish())
 
 
-def chat_logprobs(tokenizer: Tokenizer, scored: list[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(
+    tokenizer: Tokenizer, scored: list[ScoredToken], by_id: bool = False
+) -> dict[str, Any]:
     """The `logprobs` object of a chat choice."""
+    name = token_name(tokenizer, by_id)
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": tokenizer.token_text(token_id),
+            "token": name(token_id),
             "logprob": logprob,
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
@@ -134,14 +164,17 @@ def chat_logprobs(tokenizer: Tokenizer, scored: list[ScoredToken]) -> dict[str, 
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokenizer: Tokenizer, scored: list[ScoredToken]) -> dict[str, Any]:
+def text_logprobs(
+    tokenizer: Tokenizer, scored: list[ScoredToken], by_id: bool = False
+) -> dict[str, Any]:
     """The `logprobs` object of a text completion choice."""
+    name = token_name(tokenizer, by_id)
     return {
-        "tokens": [tokenizer.token_text(token.token_id) for token in scored],
+        "tokens": [name(token.token_id) for token in scored],
         "token_logprobs": [token.logprob for token in scored],
         "top_logprobs": [
             {
-                tokenizer.token_text(t.token_id): t.logprob
+                name(t.token_id): t.logprob
                 for t in (*token.top, TokenLogprob(token.token_id, token.logprob))
             }
             for token in scored

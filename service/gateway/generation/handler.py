@@ -12,6 +12,7 @@ import logging
 
 from starlette.types import Receive, Scope, Send
 
+from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import (
     ApiError,
@@ -23,12 +24,13 @@ from service.gateway.errors import (
 )
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.delivery import Delivery
+from service.gateway.generation.embeddings import pooled_output, respond_embeddings
 from service.gateway.generation.ingest_task import IngestTask
 from service.gateway.generation.output_processor import OutputProcessor
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import ResponseHead
 from service.gateway.generation.state import GatewayState
-from service.gateway.generation.submitting import build_submits, submit_all
+from service.gateway.generation.submitting import build_submits, prompt_ids, submit_all
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import check_priority, identify
@@ -61,7 +63,7 @@ class GenerationHandler:
         self.request_id: str = scope["state"]["request_id"]
         self.tenant = ""
         self._recorder = RequestRecorder(
-            state.lane, state.clock, self.request_id, arrived_ns(scope)
+            state.lane, state.clock, self.request_id, arrived_ns(scope), state.number
         )
         self._delivery = Delivery(send, self._recorder, self._on_blocked_write)
         self._outputs = OutputQueue(state.config.stream_buffer_tokens, self._on_full)
@@ -161,7 +163,7 @@ class GenerationHandler:
         if timeout_s is not None:
             deadline_ns = self._recorder.accepted_ns + int(timeout_s * 1e9)
         prompt_tokens = sum(prompt.tokens for prompt in result.prompts)
-        sequences = len(result.prompts) * request.choices
+        sequences = len(result.prompts) * request.candidates
         self._outputs.limit = self._state.config.stream_buffer_tokens * sequences
         self._recorder.tokenized(prompt_tokens)
         submits = build_submits(
@@ -172,17 +174,26 @@ class GenerationHandler:
             deadline_ns,
             self._state.slo.of(self._recorder.slo_class),
             self._recorder.accepted_ns,
+            self._pooled_output(request),
         )
+        if request.embedding is not None:
+            await respond_embeddings(
+                self._state, self._recorder, self._outputs, self._delivery,
+                request, result.prompts, submits, self._choices,
+            )  # fmt: skip
+            return EndReason.MAX_TOKENS
         await submit_all(
-            self._state, self._recorder, self._outputs, submits, request.stops, self._choices
+            self._state, self._recorder, self._outputs, submits, request, self._choices
         )
         head = ResponseHead(
             operation=self._operation,
-            request_id=self.request_id,
+            request_id=request.wishes.answer_id or self.request_id,
             created_unix_s=unix_seconds(),
             model=self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
+            wishes=request.wishes,
+            prompt_ids=prompt_ids(request, result.prompts),
         )
         self._processor = OutputProcessor(
             state=self._state,
@@ -192,11 +203,18 @@ class GenerationHandler:
             request=request,
             head=head,
             choices=self._choices,
-            prompt_tokens=prompt_tokens,
+            prompts=result.prompts,
         )
         await self._processor.respond()
         await self._validate_output(request)
         return self._choices[0].end or EndReason.STOP_STRING
+
+    def _pooled_output(self, request: GenerationRequest) -> PromptOutput | None:
+        """What embeddings read of their inputs; None for other requests. Raises ApiError."""
+        started = self._state.engine.started
+        if request.embedding is None or started is None:
+            return None
+        return pooled_output(request.embedding, self._state.embedding, started)
 
     async def _validate_output(self, request: GenerationRequest) -> None:
         """Record whether constrained texts that the model ended satisfy their constraint."""

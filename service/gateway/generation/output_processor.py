@@ -8,23 +8,27 @@ client gets comments.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from service.engine.plan import Emission
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, error_of_end
-from service.gateway.generation.choice import Choice
+from service.gateway.generation.choice import Choice, Delta
 from service.gateway.generation.delivery import Delivery
+from service.gateway.generation.prompt_echo import echoes_of
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import (
     ChunkWriter,
     ResponseHead,
+    best_choices,
     full_body,
     last_event,
     role_events,
     usage,
 )
 from service.gateway.generation.state import GatewayState
+from service.gateway.ingest.prompting import PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest
 from telemetry.facts.reasons import EndReason
 from telemetry.requests.timings import RequestTimings
@@ -43,9 +47,9 @@ class OutputProcessor:
         request: GenerationRequest,
         head: ResponseHead,
         choices: list[Choice],
-        prompt_tokens: int,
+        prompts: Sequence[PackedPrompt],
     ) -> None:
-        """`choices` are those of all prompts, `prompt_tokens` the sum over the prompts."""
+        """`choices` are the candidates of all prompts, in the order of `prompts`."""
         self._state = state
         self._recorder = recorder
         self._outputs = outputs
@@ -53,7 +57,7 @@ class OutputProcessor:
         self._request = request
         self._head = head
         self._choices = choices
-        self._prompt_tokens = prompt_tokens
+        self._prompts = prompts
         self._by_id = {choice.seq_id: choice for choice in choices}
         self._writer = ChunkWriter(head, state.tokenizer)
         self._failure: ApiError | None = None
@@ -78,7 +82,7 @@ class OutputProcessor:
                 await self._process_next()
             else:
                 await self._delivery.send_heartbeat()
-        first = [*role_events(self._head, self._choices), *self._new_events()]
+        first = [*role_events(self._head, self._choices), *self._echoes(), *self._new_events()]
         await self._delivery.send_events(first)
         await self._process_until_done()
         tail = last_event(self._head, self._usage(), await self._timings())
@@ -87,9 +91,12 @@ class OutputProcessor:
     async def _respond_whole(self) -> None:
         await self._process_until_done()
         timings = await self._timings()
-        deltas = [choice.take_delta() for choice in self._choices]
+        sent = best_choices(self._choices, self._request)
+        deltas = [choice.take_delta() for choice in sent]
         counts, tokenizer = self._usage(), self._state.tokenizer
-        body = full_body(self._head, self._choices, deltas, counts, tokenizer, timings)
+        read = [choice.read for choice in self._choices[:: self._request.candidates]]
+        echoes = await echoes_of(self._state.ingest, self._request, self._prompts, read)
+        body = full_body(self._head, sent, deltas, counts, tokenizer, timings, echoes)
         await self._delivery.send_response(body, timings)
 
     async def _process_until_done(self) -> None:
@@ -150,11 +157,22 @@ class OutputProcessor:
     def _new_events(self) -> list[bytes]:
         """A chunk for each choice with new text."""
         parts: list[bytes] = []
+        counts = self._usage() if self._request.wishes.running_usage else None
         for choice in self._choices:
             delta = choice.take_delta()
             if not delta.is_empty:
-                parts.append(self._writer.chunk(choice, delta))
+                parts.append(self._writer.chunk(choice, delta, counts))
         return parts
+
+    def _echoes(self) -> list[bytes]:
+        """A chunk with its prompt's text for each choice, if that was asked for."""
+        if not self._request.echo:
+            return []
+        each = self._request.candidates
+        return [
+            self._writer.chunk(choice, Delta(self._prompts[index // each].text, [], None))
+            for index, choice in enumerate(self._choices)
+        ]
 
     def _waiting_before(self) -> int | None:
         """How many sequences wait before the last of this request; None if all have been
@@ -177,9 +195,10 @@ class OutputProcessor:
         return await asyncio.to_thread(self._state.views.timings, ended)
 
     def _usage(self) -> dict[str, Any]:
-        first = self._choices[:: self._request.choices]
+        first = self._choices[:: self._request.candidates]
         cached = sum(self._outputs.hit_tokens.get(choice.seq_id, 0) for choice in first)
-        return usage(self._prompt_tokens, self._output_tokens, cached)
+        prompt_tokens = sum(prompt.tokens for prompt in self._prompts)
+        return usage(prompt_tokens, self._output_tokens, cached)
 
     @property
     def _output_tokens(self) -> int:

@@ -33,9 +33,15 @@ class RequestRecorder:
     """One instance a request; owns its timestamps."""
 
     def __init__(
-        self, lane: Lane, clock: Clock, request_id: str, arrived_ns: int | None = None
+        self,
+        lane: Lane,
+        clock: Clock,
+        request_id: str,
+        arrived_ns: int | None = None,
+        gateway: int = 0,
     ) -> None:
-        """`arrived_ns` is when the request arrived in the socket, if that is known."""
+        """`arrived_ns` is when the request arrived in the socket, if that is known; of several
+        gateway processes, `gateway` is the number of this one."""
         self.request_id = request_id
         self._read_ns = clock.now_ns()
         self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
@@ -43,6 +49,7 @@ class RequestRecorder:
         self._trace_id: str | None = None
         self.slo_class = ""
         self.output_valid: bool | None = None
+        self._gateway = gateway
         self._lane = lane
         self._clock = clock
         self._bytes_sent = 0
@@ -70,6 +77,7 @@ class RequestRecorder:
                 operation=operation,
                 tenant=tenant,
                 slo_class=self.slo_class,
+                gateway=self._gateway,
             )
         )
 
@@ -82,17 +90,18 @@ class RequestRecorder:
         return found
 
     def parsed(self, request: GenerationRequest, model: str, at_ns: int, waited_ns: int) -> None:
+        samples = request.embedding is None
         self._lane.append(
             RequestParsed(
                 request_id=self.request_id,
                 at_ns=at_ns,
                 model=model,
                 stream=request.stream,
-                choices=request.choices * len(request.prompts or (None,)),
+                choices=request.candidates * len(request.prompts or (None,)),
                 max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                top_p=request.top_p,
-                top_k=request.top_k,
+                temperature=request.temperature if samples else None,
+                top_p=request.top_p if samples else None,
+                top_k=request.top_k if samples else None,
                 seed=request.seed,
                 presence_penalty=request.presence_penalty,
                 frequency_penalty=request.frequency_penalty,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
-from service.gateway.ingest.schemas import Operation
+from service.gateway.generation.prompt_echo import PromptEcho
+from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.schemas import GenerationRequest, Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
 
@@ -19,7 +22,8 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all chunks of one response have in common."""
+    """What all chunks of one response have in common; `prompt_ids` are the prompts of its choices,
+    None where they were not asked for."""
 
     operation: Operation
     request_id: str
@@ -27,6 +31,8 @@ class ResponseHead:
     model: str
     with_logprobs: bool
     include_usage: bool
+    wishes: Wishes = NO_WISHES
+    prompt_ids: list[list[int]] | None = None
 
     def envelope(self, chunk: bool) -> dict[str, Any]:
         if self.operation is Operation.CHAT:
@@ -34,7 +40,10 @@ class ResponseHead:
             name = f"chatcmpl-{self.request_id}"
         else:
             kind, name = "text_completion", f"cmpl-{self.request_id}"
-        return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+        found = {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+        if self.wishes.tier is not None:
+            found["service_tier"] = self.wishes.tier
+        return found
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
@@ -58,7 +67,11 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
         return []
     delta = {"role": "assistant", "content": ""}
     return [
-        _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
+        _chunk(
+            head,
+            {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None},
+            prompt_ids=None if head.prompt_ids is None else head.prompt_ids[c.index],
+        )
         for c in choices
     ]
 
@@ -74,11 +87,16 @@ class ChunkWriter:
         self._head = head
         self._tokenizer = tokenizer
         self._around: dict[int, tuple[bytes, bytes]] = {}
+        is_text = head.operation is Operation.TEXT
+        prompts = head.prompt_ids if is_text else None  # in chat the chunk with the role has it
+        self._prompt_ids = dict(enumerate(prompts or ()))
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """The same bytes as `delta_event`."""
-        if delta.scored or not delta.text or delta.finish_reason is not None:
-            return delta_event(self._head, choice, delta, self._tokenizer)
+    def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
+        """The same bytes as `delta_event`. `counts` is the usage so far, if each chunk has it."""
+        more = delta.token_ids is not None or counts is not None
+        if more or delta.scored or not delta.text or delta.finish_reason is not None:
+            prompt_ids = self._prompt_ids.pop(choice.index, None)
+            return delta_event(self._head, choice, delta, self._tokenizer, counts, prompt_ids)
         around = self._around.get(choice.index)
         if around is None:
             around = self._around[choice.index] = self._frame(choice)
@@ -91,8 +109,15 @@ class ChunkWriter:
         return before, after
 
 
-def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:
-    """One chunk of one choice."""
+def delta_event(
+    head: ResponseHead,
+    choice: Choice,
+    delta: Delta,
+    tokenizer: Tokenizer,
+    counts: dict[str, Any] | None = None,
+    prompt_ids: list[int] | None = None,
+) -> bytes:
+    """One chunk of one choice; `prompt_ids` of its prompt in the first one, where asked for."""
     body: dict[str, Any] = {"index": choice.index}
     if head.operation is Operation.CHAT:
         body["delta"] = {"content": delta.text} if delta.text else {}
@@ -100,7 +125,11 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
     body["finish_reason"] = delta.finish_reason
-    return _chunk(head, body)
+    if prompt_ids is not None:
+        body["prompt_token_ids"] = prompt_ids
+    if delta.token_ids is not None:
+        body["token_ids"] = delta.token_ids
+    return _chunk(head, body, counts)
 
 
 def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
@@ -113,6 +142,21 @@ def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimin
     return event(body) if head.include_usage or timings is not None else b""
 
 
+def best_choices(candidates: list[Choice], request: GenerationRequest) -> list[Choice]:
+    """Of each prompt's candidates the `n` with the highest log-probability per token, best first,
+    as OpenAI chooses; all in their order where there are no more."""
+    each = request.candidates
+    if each == request.choices:
+        return candidates
+    best: list[Choice] = []
+    for first in range(0, len(candidates), each):
+        ranked = sorted(candidates[first : first + each], key=lambda c: -c.mean_logprob)
+        best += ranked[: request.choices]
+    for index, choice in enumerate(best):
+        choice.index = index
+    return best
+
+
 def full_body(
     head: ResponseHead,
     choices: list[Choice],
@@ -120,34 +164,65 @@ def full_body(
     counts: dict[str, Any],
     tokenizer: Tokenizer,
     timings: RequestTimings | None = None,
+    echoes: Sequence[PromptEcho] = (),
 ) -> bytes:
-    """A response in one piece."""
+    """A response in one piece; `echoes` are of its prompts, which have as many choices each."""
     bodies: list[dict[str, Any]] = []
-    for choice, delta in zip(choices, deltas, strict=True):
+    said = echoes or (PromptEcho(),)
+    each = max(1, len(choices) // len(said))
+    for place, (choice, delta) in enumerate(zip(choices, deltas, strict=True)):
+        echo = said[place // each]
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
             body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
         else:
-            body["text"] = delta.text
-        body["logprobs"] = _logprobs(head, delta, tokenizer)
+            body["text"] = echo.text + delta.text
+        body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))
         body["finish_reason"] = delta.finish_reason
+        if delta.token_ids is not None:
+            body["token_ids"] = delta.token_ids
+        if echo.by_id is not None and head.operation is not Operation.CHAT:
+            body["prompt_logprobs"] = msgspec.Raw(echo.by_id)
         bodies.append(body)
-    whole = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    whole: dict[str, Any] = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    if head.prompt_ids is not None:
+        _add_prompt_ids(head.operation, whole, head.prompt_ids)
+    if head.operation is Operation.CHAT and said[0].by_id is not None:
+        whole["prompt_logprobs"] = msgspec.Raw(said[0].by_id)
     if timings is not None:
         whole["metrics"] = timings
     return msgspec.json.encode(whole)
 
 
-def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:
+def _add_prompt_ids(
+    operation: Operation, whole: dict[str, Any], prompt_ids: list[list[int]]
+) -> None:
+    """As vLLM has them: a conversation is the whole answer's, a prompt is its choices'."""
+    if operation is Operation.CHAT:
+        whole["prompt_token_ids"] = prompt_ids[0]
+        return
+    for body in whole["choices"]:
+        body["prompt_token_ids"] = prompt_ids[body["index"]]
+
+
+def _chunk(
+    head: ResponseHead,
+    choice: dict[str, Any],
+    counts: dict[str, Any] | None = None,
+    prompt_ids: list[int] | None = None,
+) -> bytes:
     body = {**head.envelope(chunk=True), "choices": [choice]}
     if head.include_usage:
-        body["usage"] = None
+        body["usage"] = counts
+    if prompt_ids is not None:
+        body["prompt_token_ids"] = prompt_ids
     return event(body)
 
 
 def _logprobs(head: ResponseHead, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not head.with_logprobs or not delta.scored:
         return None
+    by_id = head.wishes.name_token_ids
     if head.operation is Operation.CHAT:
-        return chat_logprobs(tokenizer, delta.scored)
-    return text_logprobs(tokenizer, delta.scored)
+        return chat_logprobs(tokenizer, delta.scored, by_id)
+    return text_logprobs(tokenizer, delta.scored, by_id)

@@ -9,6 +9,7 @@ from service.config.settings import SamplingDefaults
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
+from service.model_files.embedding_files import EmbeddingModel
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import StartReport
@@ -17,7 +18,7 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState(ServerState):
-    """What a route may use."""
+    """What a route may use. `number` is that of one of several gateway processes."""
 
     lane: Lane
     engine: EngineClient
@@ -29,3 +30,5 @@ class GatewayState(ServerState):
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    number: int = 0
+    embedding: EmbeddingModel | None = None

@@ -11,13 +11,15 @@ import msgspec
 
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
+from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.errors import EngineUnavailable, Interrupted
+from service.gateway.errors import EngineUnavailable, Interrupted, bad_request
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
+from telemetry.facts.engine_records import EngineStarted
 from telemetry.requests.slo_policy import SloClass
 
 _BYTES_PER_ITERATION = 1 << 20  # written to the engine before other tasks run
@@ -31,21 +33,25 @@ def build_submits(
     deadline_ns: int | None,
     slo: SloClass,
     accepted_ns: int,
+    output: PromptOutput | None = None,
 ) -> Iterator[Submit]:
-    """One Submit a choice: prompts in order, `n` choices each. Raises ApiError."""
+    """One Submit a sequence: prompts in order, `candidates` of each. `output` is what is
+    read of prompts, by default what the request's scores need. Raises ApiError."""
     started = state.engine.started
     assert started is not None
+    output = wanted_of_prompts(request, started) if output is None else output
+    has_tokens = request.embedding is None  # only tokens have latency targets
     seed = secrets.randbits(62) if request.seed is None else request.seed
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
         # token ids are encoded already: the encoder copies the bytes
         ids = cast("list[int]", msgspec.Raw(prompt.ids))
-        for number in range(request.choices):
+        for number in range(request.candidates):
             yield Submit(
                 seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
-                sampling=_sampling(request, seed + index * request.choices + number),
+                sampling=_sampling(request, seed + index * request.candidates + number),
                 min_tokens=min(request.min_tokens, limit),
                 end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
                 stop_token_ids=request.stop_token_ids,
@@ -55,10 +61,25 @@ def build_submits(
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
                 grammar=request.grammar,
-                first_token_by_ns=accepted_ns + slo.ttft_ns,
-                ttft_target_ns=slo.ttft_ns,
-                itl_target_ns=slo.itl_ns,
+                first_token_by_ns=accepted_ns + slo.ttft_ns if has_tokens else None,
+                ttft_target_ns=slo.ttft_ns if has_tokens else None,
+                itl_target_ns=slo.itl_ns if has_tokens else None,
+                prompt_output=output if number == 0 else None,
             )
+
+
+def wanted_of_prompts(request: GenerationRequest, started: EngineStarted) -> PromptOutput | None:
+    """What is read of each prompt, by the first of its sequences. Raises ApiError."""
+    if request.prompt_scores is None:
+        return None
+    if started.no_prompt_outputs:
+        param = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"log-probabilities of prompts are not served: {started.no_prompt_outputs}",
+            param,
+            "unsupported",
+        )
+    return PromptOutput(logprobs=request.prompt_scores)
 
 
 async def submit_all(
@@ -66,7 +87,7 @@ async def submit_all(
     recorder: RequestRecorder,
     outputs: OutputQueue,
     submits: Iterable[Submit],
-    stops: tuple[str, ...],
+    request: GenerationRequest,
     choices: list[Choice],
 ) -> None:
     """Send all sequences to the engine; each is appended to `choices` before it is sent.
@@ -74,8 +95,8 @@ async def submit_all(
     Other tasks run between long prompts. Raises ApiError, and Interrupted.
     """
     written_bytes = 0
-    for index, submit in enumerate(submits):
-        choices.append(Choice(index, submit.seq_id, state.tokenizer, stops))
+    for index, submit in enumerate(submits, len(choices)):
+        choices.append(Choice(index, submit.seq_id, state.tokenizer, request.stops, request.wishes))
         submitted_ns = state.clock.now_ns()
         try:
             written_bytes += state.engine.submit(submit, outputs)
@@ -89,6 +110,16 @@ async def submit_all(
                 raise Interrupted(outputs.interruption)
 
 
+def prompt_ids(
+    request: GenerationRequest, prompts: Iterable[PackedPrompt]
+) -> list[list[int]] | None:
+    """The prompt of each choice as token ids, if the request asked for them."""
+    if not request.wishes.token_ids:
+        return None
+    decoded = [msgspec.msgpack.decode(prompt.ids, type=list[int]) for prompt in prompts]
+    return [ids for ids in decoded for _ in range(request.choices)]
+
+
 def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
     return SamplingParams(
         temperature=request.temperature,
@@ -99,6 +130,6 @@ def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63),  # msgpack carries 64 bits
-        logprobs=request.logprobs,
+        logprobs=request.sampled_logprobs,
         logit_bias=request.logit_bias,
     )

@@ -43,6 +43,16 @@ def too_many_connections() -> ApiError:
     )
 
 
+def main_process_silent() -> ApiError:
+    return ApiError(
+        503,
+        "the main process of this server does not answer; try again",
+        "service_unavailable_error",
+        "main_process_silent",
+        headers={"retry-after": "1"},
+    )
+
+
 def host_not_allowed(host: str) -> ApiError:
     message = f"Host {host[:100]!r} is not a name of this server; see --allowed-hosts"
     return ApiError(403, message, "permission_error", "host_not_allowed")

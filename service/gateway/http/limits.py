@@ -31,9 +31,13 @@ CONTENT_PARTS = Limit(
 )
 MESSAGE_NAME_CHARACTERS = Limit(256, "characters", "`name` of a message", "it is a name")
 SEQUENCES = Limit(
-    256, "sequences", "prompts times `n`", "each is scheduled, and holds cache blocks, on its own"
+    256, "sequences", "prompts times `n` or `best_of`",
+    "each is scheduled, and holds cache blocks, on its own",
+)  # fmt: skip
+CHOICES = Limit(
+    16, "choices", "`n`, `best_of`", "they share a prompt and are kept until the last one ends"
 )
-CHOICES = Limit(16, "choices", "`n`", "they share a prompt and are kept until the last one ends")
+EMBEDDING_INPUTS = Limit(2048, "inputs", "`input` of /v1/embeddings", "OpenAI's own cap")
 PROMPT_IDS = Limit(
     1 << 20, "token ids", "`prompt` as token ids, or the list of prompts",
     "more than any context holds",
@@ -55,8 +59,13 @@ LOGIT_BIAS = Limit(
     1024, "token ids", "`logit_bias`", "it is added to the logits of every step of the request"
 )
 LOGPROBS = Limit(
-    20, "tokens", "`logprobs`, `top_logprobs`", "so many are sorted, named and sent a token"
-)
+    20, "tokens", "`logprobs`, `top_logprobs`, `prompt_logprobs`",
+    "so many are sorted, named and sent a token",
+)  # fmt: skip
+PROMPT_SCORES = Limit(
+    1 << 20, "token texts", "scores of prompts: their tokens times alternatives and one",
+    "they are kept until the answer is sent, and each is written with its text",
+)  # fmt: skip
 PRIORITY = Limit(100, "classes each way", "`priority`", "requests age through them")
 TIMEOUT_S = Limit(86_400, "seconds", "`timeout`", "a day")
 MODEL_CHARACTERS = Limit(512, "characters", "`model`", "it is echoed in the error")

@@ -17,11 +17,17 @@ _SEND_BUFFER_BYTES = 64 * 1024
 _BACKLOG = 2048
 
 
-def bind(config: GatewayConfig) -> socket.socket:
-    """The bound and listening socket. Raises ConfigError with the remedy."""
+def bind(
+    config: GatewayConfig, port: int | None = None, shares_port: bool = False
+) -> socket.socket:
+    """The bound and listening socket. Raises ConfigError with the remedy.
+
+    `port` is another than the configured one. With `shares_port` further listeners of this user may
+    have the same address, and the kernel spreads connections over them.
+    """
     if config.http.uds is not None:
         return _bind_path(config.http.uds)
-    return _bind_address(config.host, config.port)
+    return _bind_address(config.host, config.port if port is None else port, shares_port)
 
 
 def release(listener: socket.socket, config: GatewayConfig) -> None:
@@ -37,7 +43,7 @@ def port_of(listener: socket.socket) -> int:
     return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
 
 
-def _bind_address(host: str, port: int) -> socket.socket:
+def _bind_address(host: str, port: int, shares_port: bool) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -46,6 +52,8 @@ def _bind_address(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host}: {error.strerror}") from error
     listener = socket.socket(family, kind, proto)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shares_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     stamp_arrivals(listener)
     return _listen(
         listener,

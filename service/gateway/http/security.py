@@ -16,6 +16,14 @@ from service.gateway.http.asgi import header, label
 from service.gateway.http.browsers import browser_error, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
+# routes outside /v1/ that other servers have too, for clients of the model
+_API_PATHS = frozenset(
+    (
+        "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/loads",
+        "/tokenize", "/detokenize",
+    )
+)  # fmt: skip
+
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
     """The error if the request is refused, else None; and its tenant."""
@@ -45,9 +53,14 @@ def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
         raise priority_not_allowed(priority, best)
 
 
+def is_api_path(path: str) -> bool:
+    """Whether a path is for clients of the model, who have an API key."""
+    return path.startswith("/v1/") or path in _API_PATHS
+
+
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
     path: str = scope["path"]
-    is_api = path.startswith("/v1/")
+    is_api = is_api_path(path)
     if is_internal(path):
         needed, guarded = config.debug_key, config.debug_key is not None
     elif is_api:

@@ -6,6 +6,7 @@ field, with the index of a message but not of every item of a list.
 
 from __future__ import annotations
 
+import difflib
 import re
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -13,6 +14,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from service.gateway.errors import ApiError, bad_request
+from service.gateway.ingest.compat.checks import unsupported
+from service.gateway.ingest.compat.dialects import foreign_fields
 from service.gateway.ingest.request_types import NOT_SUPPORTED
 
 INVALID_GRAMMAR = "invalid_grammar"
@@ -27,6 +30,7 @@ _JSON_TERMS = {
     "str": "string", "int": "integer", "float": "number", "bool": "true or false", "array": "list",
 }  # fmt: skip
 _SHOWN_CHARACTERS = 200
+_ALIKE = 0.75  # difflib's ratio above which two names may be the same one
 _ONE_OF = ("response_format", "structured_outputs", "guided_")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -57,7 +61,8 @@ def _refusal(text: str, kind: type[Body]) -> ApiError:
     field = _PARAM.match(path)
     param = field[0] if field else path
     if param in NOT_SUPPORTED:
-        return unsupported(param)
+        mark = foreign_fields(kind).get(param)
+        return unsupported(param, reason=mark.reason if mark else "")
     message = f"{path}: {_in_json_terms(fault)}{_choices_at(path, kind)}"
     code = _code(path)
     if fault == "Number out of range":
@@ -80,13 +85,21 @@ def _field_error(path: str, is_missing: bool, kind: type[Body]) -> ApiError:
     if path.startswith("messages["):
         return unsupported(path, param)
     if "." in path:
-        return bad_request(f"{path} is not known", param, _code(path))
-    return bad_request(f"unknown field {path!r}", param, "unknown_field")
+        return bad_request(f"{path} is not known{_nearest(path, kind)}", param, _code(path))
+    return bad_request(f"unknown field {path!r}{_nearest(path, kind)}", param, "unknown_field")
 
 
-def unsupported(path: str, param: str | None = None) -> ApiError:
-    """The error for a field of OpenAI's API that this server does not support."""
-    return bad_request(f"{path} is not supported by this server", param or path, "unsupported")
+def _nearest(path: str, kind: Any) -> str:
+    """`; did you mean 'a'?` if a known field of the same struct is written alike, else empty."""
+    *steps, wrong = path.split(".")
+    for step in steps:
+        name = step.partition("[")[0]
+        kind = _struct_in(kind)
+        kind = _types_of(kind).get(name) if kind else None
+    struct = _struct_in(kind)
+    known = struct.__struct_fields__ if struct else ()
+    found = difflib.get_close_matches(wrong, known, n=1, cutoff=_ALIKE)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _code(path: str) -> str | None:

@@ -1,7 +1,7 @@
 """Turns the constraint of a request into one grammar.
 
-Constraints are OpenAI's `response_format`, and vLLM's `structured_outputs` with its older
-`guided_...` fields. A request has at most one; errors name the field.
+Constraints are OpenAI's `response_format`, vLLM's `structured_outputs` with its older
+`guided_...` fields, and SGLang's. A request has at most one; errors name the field.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from service.gateway.ingest.request_types import ResponseFormat, StructuredOutpu
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _GUIDED = ("json", "regex", "grammar", "choice")
+# by the names that fields have: which of `structured_outputs` each is
+_ALIASES = {f"guided_{name}": name for name in _GUIDED}
+_ALIASES |= {"regex": "regex", "ebnf": "grammar", "json_schema": "json"}
 
 
 def parse_grammar(take: Callable[[str], Any]) -> Grammar | None:
@@ -33,10 +36,10 @@ def parse_grammar(take: Callable[[str], Any]) -> Grammar | None:
         found[f"structured_outputs.{name}"] = _structured_one(
             name, value, f"structured_outputs.{name}"
         )
-    for name in _GUIDED:
-        value = take(f"guided_{name}")
+    for field, name in _ALIASES.items():
+        value = take(field)
         if value is not None:
-            found[f"guided_{name}"] = _structured_one(name, value, f"guided_{name}")
+            found[field] = _structured_one(name, value, field)
     if len(found) > 1:
         names = " and ".join(found)
         raise _invalid(f"one constraint at a time: both {names} are set", next(iter(found)))

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from service.config.settings import ModelRef
+from service.config.settings import Compat, ModelRef
 from service.engine.plan import Grammar
 from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
+from service.gateway.ingest.score_rendering import ScoreShape
+from service.gateway.ingest.token_reader import TokenTask
 
 _NUMBER = struct.Struct("<I")
 _MOST_BLOBS = 4096
@@ -30,6 +32,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker; it answers Ready when it has loaded the tokenizer."""
 
     model: ModelRef
+    compat: Compat
 
 
 class ReadBody(msgspec.Struct, frozen=True, tag=True):
@@ -37,6 +40,29 @@ class ReadBody(msgspec.Struct, frozen=True, tag=True):
 
     operation: Operation
     context_tokens: int | None
+
+
+class ReadTokens(msgspec.Struct, frozen=True, tag=True):
+    """The only blob is the body; the answer is a TokensAnswer, with the answer's body as a blob
+    unless it is refused."""
+
+    task: TokenTask
+    context_tokens: int
+
+
+class RenderScores(msgspec.Struct, frozen=True, tag=True):
+    """Of a ScoredPrompt, whose arrays are the blobs; the answer is a Rendered."""
+
+    shape: ScoreShape
+    width: int
+    shown: int
+    by_id: bool
+
+
+class RenderEmbeddings(msgspec.Struct, frozen=True, tag=True):
+    """The vectors are the blobs; the answer is a Rendered."""
+
+    base64: bool
 
 
 class ValidateOutput(msgspec.Struct, frozen=True, tag=True):
@@ -51,13 +77,25 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class IngestHeader(msgspec.Struct, frozen=True, tag=True):
-    """An IngestResult whose prompts follow as blobs; `tokens` has the length of each."""
+    """An IngestResult whose prompts follow as blobs; `tokens` has the length of each, `texts` what
+    is echoed of it."""
 
     begun_ns: int
     request: GenerationRequest | None
     parsed_ns: int
     tokens: list[int]
+    texts: list[str]
     refusal: PackedError | None
+
+
+class TokensAnswer(msgspec.Struct, frozen=True, tag=True):
+    """`refusal` is None if the body could be served."""
+
+    refusal: PackedError | None
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """The JSON is in the blobs."""
 
 
 class ValidationResult(msgspec.Struct, frozen=True, tag=True):
@@ -66,8 +104,8 @@ class ValidationResult(msgspec.Struct, frozen=True, tag=True):
     valid: bool | None
 
 
-ToWorker = Start | ReadBody | ValidateOutput
-ToGateway = Ready | IngestHeader | ValidationResult
+ToWorker = Start | ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput
+ToGateway = Ready | IngestHeader | TokensAnswer | Rendered | ValidationResult
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 
@@ -95,7 +133,7 @@ def receive_answer(connection: socket.socket) -> tuple[ToGateway, list[bytearray
 
 def join_result(head: IngestHeader, blobs: list[bytearray]) -> IngestResult:
     """The IngestResult of a header and its blobs."""
-    prompts = (PackedPrompt(*pair) for pair in zip(head.tokens, blobs, strict=True))
+    prompts = (PackedPrompt(*one) for one in zip(head.tokens, blobs, head.texts, strict=True))
     return IngestResult(
         begun_ns=head.begun_ns,
         request=head.request,
@@ -113,6 +151,7 @@ def split_result(result: IngestResult) -> tuple[IngestHeader, list[Blob]]:
         request=result.request,
         parsed_ns=result.parsed_ns,
         tokens=tokens,
+        texts=[prompt.text for prompt in result.prompts],
         refusal=result.refusal,
     )
     return head, [prompt.ids for prompt in result.prompts]

@@ -24,18 +24,26 @@ from typing import TypeVar
 from service.config.settings import ModelRef
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, busy, internal, timed_out
+from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.frames import (
     Blob,
     IngestHeader,
     ReadBody,
+    ReadTokens,
+    Rendered,
+    RenderEmbeddings,
+    RenderScores,
     ToGateway,
+    TokensAnswer,
     ToWorker,
     ValidateOutput,
     ValidationResult,
     join_result,
 )
-from service.gateway.ingest.prompting import BodyReader, IngestResult
+from service.gateway.ingest.prompting import BodyReader, IngestResult, PackedError
 from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.score_rendering import ScoredPrompt, ScoreShape, render_scores
+from service.gateway.ingest.token_reader import TokenReader, TokenTask
 from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
 from telemetry.facts.reasons import EndReason
 from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
@@ -43,6 +51,8 @@ from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
 log = logging.getLogger("phasescope.gateway")
 
 IN_PLACE_BYTES = 4 * 1024  # at most 2 ms
+IN_PLACE_VECTOR_BYTES = 32 * 1024  # of numbers; at most 2 ms
+IN_PLACE_SCORES = 512  # texts of tokens; at most 2 ms too
 LARGE_BYTES = 256 * 1024
 WAITING_JOBS = 256
 WAITING_BYTES = 128 * 1024 * 1024
@@ -52,7 +62,10 @@ _GRACE_S = 0.25  # to finish a job that is nearly done is cheaper than a new wor
 _RETRY_S = 1.0
 _BUSY_S = 2
 # a body with one of these may contain a schema; field names can be written with escapes
-_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+_SCHEMA_WORDS = (
+    b"response_format", b"structured_outputs", b"guided_", b'"json_schema"', b'"regex"', b'"ebnf"',
+    b"\\u",
+)  # fmt: skip
 
 
 Result = TypeVar("Result")
@@ -96,6 +109,7 @@ class IngestPool:
         self._waiting_jobs = waiting_jobs
         self._waiting_bytes = waiting_bytes
         self._reader = reader
+        self._tokens = TokenReader(reader.tokenizer, reader.model)
         self._model = model
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
@@ -121,6 +135,39 @@ class IngestPool:
         answer, blobs = await self._do(_Job(ReadBody(operation, context_tokens), [body], _JOB_S))
         assert isinstance(answer, IngestHeader), answer
         return join_result(answer, blobs)
+
+    async def tokens(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes:
+        """The answer to a body of /tokenize or /detokenize. Raises ApiError."""
+        if self.reads_in_place(body):
+            found = self._tokens.read(task, body, context_tokens)
+        else:
+            job = _Job(ReadTokens(task, context_tokens), [body], _JOB_S)
+            answer, blobs = await self._do(job)
+            assert isinstance(answer, TokensAnswer), answer
+            found = answer.refusal or bytes(blobs.pop())
+        if isinstance(found, PackedError):
+            raise found.error()
+        return found
+
+    async def render_scores(self, shape: ScoreShape, scored: ScoredPrompt) -> list[bytes]:
+        """Scores of a prompt as JSON. Raises ApiError."""
+        if scored.entries <= IN_PLACE_SCORES:
+            return render_scores(shape, scored, self._reader.tokenizer)
+        arrays: list[Blob] = [
+            scored.ids, scored.logprobs, scored.ranks, scored.top_ids, scored.top_logprobs,
+        ]  # fmt: skip
+        job = _Job(RenderScores(shape, scored.width, scored.shown, scored.by_id), arrays, _JOB_S)
+        answer, blobs = await self._do(job)
+        assert isinstance(answer, Rendered), answer
+        return list(map(bytes, blobs))
+
+    async def render_embeddings(self, vectors: list[bytes], base64: bool) -> bytes:
+        """The list `data` of an answer. Raises ApiError."""
+        if sum(map(len, vectors)) <= IN_PLACE_VECTOR_BYTES:
+            return render_embeddings(vectors, base64)
+        answer, blobs = await self._do(_Job(RenderEmbeddings(base64), [*vectors], _JOB_S))
+        assert isinstance(answer, Rendered), answer
+        return bytes(blobs.pop())
 
     @staticmethod
     def reads_in_place(body: bytes) -> bool:
@@ -197,7 +244,9 @@ class IngestPool:
                 worker.end()
 
     async def _start(self) -> WorkerProcess | None:
-        starting = self._in_thread(lambda: WorkerProcess.start(self._model))
+        starting = self._in_thread(
+            lambda: WorkerProcess.start(self._model, compat=self._reader.compat)
+        )
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the pool is closed: end the worker that is starting

@@ -7,12 +7,16 @@ nothing in between reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.http import limits
+from service.gateway.ingest.compat.wishes import cut_prompt
+from service.gateway.ingest.embedding_bodies import parse_embeddings
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
@@ -46,10 +50,12 @@ class PackedError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids."""
+    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids. `text` is what
+    the answer echoes, empty unless that is wanted."""
 
     tokens: int
     ids: bytes | bytearray
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +77,19 @@ class BodyReader:
     """Reads bodies for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
+        self,
+        tokenizer: Tokenizer,
+        model: str,
+        defaults: SamplingDefaults,
+        clock: Clock,
+        compat: Compat = DEFAULT_COMPAT,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
-        self._model = model
+        self.model = model
         self._defaults = defaults
         self._clock = clock
+        self.compat = compat
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -92,10 +104,13 @@ class BodyReader:
         refusal = None
         if context_tokens is not None:
             try:
-                _check_ids(request, self._tokenizer)
+                _check_ids(request, self.tokenizer)
                 texts = self._texts(request)
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+                _check_scores(request, prompts)
             except ApiError as error:
+                if request.embedding is not None:
+                    error.param = "input"  # whatever a prompt is called in other bodies
                 refusal = PackedError.of(error)
         return IngestResult(
             begun_ns=begun_ns,
@@ -108,29 +123,20 @@ class BodyReader:
     def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
         match operation:
             case Operation.CHAT:
-                request = parse_chat(body, self._defaults)
+                request = parse_chat(body, self._defaults, self.compat)
             case Operation.TEXT:
-                request = parse_completion(body, self._defaults)
-        if request.model is not None and request.model != self._model:
-            raise model_not_found(request.model, self._model)
+                request = parse_completion(body, self._defaults, self.compat)
+            case Operation.EMBEDDINGS:
+                request = parse_embeddings(body)
+        if request.model is not None and request.model != self.model:
+            raise model_not_found(request.model, self.model)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            raise bad_request("this model has no chat template; use /v1/completions")
-        bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
-        eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
-        try:
-            rendered = render_chat(
-                tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
-            )
-        except TemplateError as error:
-            raise bad_request(str(error), "messages") from error
-        return (rendered,)
+        return (render_messages(self.tokenizer, request.messages),)
 
     def _pack(
         self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
@@ -138,22 +144,60 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            if len(prompt) > _LONG_CHARACTERS:
-                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
-            is_chat = request.messages is not None
-            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
-            ids = encode(prompt)
+            if len(prompt) > _LONG_CHARACTERS and request.wishes.prompt_tokens is None:
+                least_tokens = self.tokenizer.least_tokens(prompt) + request.least_outputs
+                _check_length(least_tokens, context_tokens)
+            ids = self._encode(request, prompt)
+        ids = cut_prompt(ids, request.wishes, context_tokens, request.max_tokens or 1)
         output_limit(request, len(ids), context_tokens)
-        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+        text = ""
+        if request.echo:
+            is_whole = isinstance(prompt, str) and request.wishes.prompt_tokens is None
+            text = str(prompt) if is_whole else self.tokenizer.decode(ids, False)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
+
+    def _encode(self, request: GenerationRequest, prompt: str) -> list[int]:
+        """A chat template has its special tokens in it; a plain prompt gets them."""
+        if request.embedding is not None:
+            return self.tokenizer.encode_to_embed(prompt)
+        is_plain = request.messages is None
+        add_special = request.wishes.add_special
+        if add_special is None:
+            add_special = is_plain
+        if not is_plain and not add_special:
+            return self.tokenizer.encode_chat(prompt)
+        return self.tokenizer.encode(prompt, add_special)
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)
-        if worst >= self._tokenizer.vocab_size:
+        if worst >= self.tokenizer.vocab_size:
             raise bad_request(
-                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                f"token id {worst} is outside the vocabulary of {self.tokenizer.vocab_size}",
                 "prompt",
             )
         return ids
+
+
+def render_messages(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, str]],
+    add_generation_prompt: bool = True,
+) -> str:
+    """The prompt of a conversation, by the model's chat template. Raises ApiError."""
+    if tokenizer.chat_template is None:
+        raise bad_request("this model has no chat template; use /v1/completions")
+    bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
+    eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
+    try:
+        return render_chat(
+            tokenizer.chat_template,
+            messages,
+            bos_token=bos,
+            eos_token=eos,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except TemplateError as error:
+        raise bad_request(str(error), "messages") from error
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
@@ -161,7 +205,7 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     room = context_tokens - prompt_tokens
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", "prompt")
-    if room < 1:
+    if room < request.least_outputs:
         raise _too_long(
             f"the prompt has {prompt_tokens} tokens; the context of {context_tokens} tokens must "
             "also hold the output"
@@ -178,15 +222,30 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
-    if least_tokens >= context_tokens:
+    if least_tokens > context_tokens:
         raise _too_long(
-            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
-            "tokens must also hold the output"
+            f"the prompt and its output have at least {least_tokens} tokens; the context is "
+            f"{context_tokens} tokens"
         )
 
 
 def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
+
+
+def _check_scores(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
+    """Refuse more scores than may be kept."""
+    if request.prompt_scores is None:
+        return
+    wanted = sum(prompt.tokens for prompt in prompts) * (1 + request.prompt_scores)
+    most = limits.PROMPT_SCORES.value
+    if wanted > most:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"prompt tokens times {1 + request.prompt_scores} are {wanted}; {most} may be asked "
+            "for in one request: send fewer prompts, or ask for fewer alternatives",
+            param,
+        )
 
 
 def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:

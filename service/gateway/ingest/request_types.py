@@ -1,8 +1,9 @@
 """The bodies of the generation routes as types, which parsing, caps and OpenAPI are made from.
 
 Every field whose size a client chooses has a cap (`limits`), or names what else bounds it; a test
-checks that. Null means the default, as in OpenAI's API. OpenAI's fields that are not supported are
-there too, with a type that allows only the values that mean "off": `NOT_SUPPORTED` has them.
+checks that. Null means the default, as in OpenAI's API. Fields that are not supported are there
+too, with a type that allows only the values that mean "off": `NOT_SUPPORTED` has them. Fields of
+other dialects are in `compat.fields`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from service.gateway.http import limits
+from service.gateway.ingest.compat.dialects import VLLM, honoured, refused_names
+from service.gateway.ingest.compat.fields import (
+    ForeignFields,
+    Nothing,
+    NotTrue,
+    OnlyTrue,
+)
 
 BOUNDED_BY = "bounded_by"
 
@@ -62,9 +70,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 WithoutEffect = Annotated[str, Meta(max_length=limits.USER_CHARACTERS.value)]
 MetadataKey = Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARACTERS.value)]
 MetadataText = Annotated[str, Meta(max_length=limits.METADATA_CHARACTERS.value)]
-Nothing = Annotated[list[Any], Meta(max_length=0)]
-NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
-OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -73,6 +78,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool = False
     include_events: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: Annotated[
+        bool | None,
+        honoured(VLLM, "each chunk has the usage so far, where `include_usage` is set"),
+    ] = None
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -110,7 +119,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     choice: ChoiceTexts | None = None
 
 
-class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
+class NotSupported(ForeignFields, forbid_unknown_fields=True, kw_only=True):
     """OpenAI's fields that this server lacks, each with the values that mean "off"."""
 
     tools: Nothing | None = None
@@ -125,13 +134,12 @@ class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: None = None
     verbosity: None = None
     store: NotTrue | None = None
-    service_tier: Literal["auto", "default"] | None = None
     suffix: Annotated[str, Meta(max_length=0)] | None = None
-    echo: NotTrue | None = None
-    best_of: Literal[1] | None = None
 
 
-NOT_SUPPORTED = frozenset(NotSupported.__struct_fields__)
+NOT_SUPPORTED = refused_names(ForeignFields) | (
+    frozenset(NotSupported.__struct_fields__) - frozenset(ForeignFields.__struct_fields__)
+)
 
 
 class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
@@ -163,6 +171,7 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_grammar: GrammarText | None = None
     guided_choice: ChoiceTexts | None = None
+    prompt_logprobs: Logprobs | None = None
     timeout: Annotated[float, Meta(gt=0, le=limits.TIMEOUT_S.value)] | None = None
     priority: Annotated[int, Meta(ge=-limits.PRIORITY.value, le=limits.PRIORITY.value)] | None = (
         None
@@ -208,7 +217,10 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/completions."""
+    """Body of POST /v1/completions. `max_tokens` 0 is for what only the prompt is read of."""
 
     prompt: PromptText | Prompts
+    max_tokens: Tokens | None = None
     logprobs: Logprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=limits.CHOICES.value)] | None = None

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
-from service.gateway.ingest.decoding import decode, unsupported
+from service.gateway.ingest.compat.checks import check_foreign, unsupported
+from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes, salt_of, wishes_of
+from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.formats import parse_grammar
 from service.gateway.ingest.request_types import (
     ChatBody,
@@ -32,6 +34,15 @@ class Operation(StrEnum):
 
     CHAT = "chat"
     TEXT = "text_completion"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingWish:
+    """How embeddings are wanted: cut to `dimensions` numbers, as base64 or as numbers."""
+
+    dimensions: int | None = None
+    base64: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +77,39 @@ class GenerationRequest:
     cache_salt: str = ""
     cache_prefix: bool = True
     typed_events: bool = False
+    wishes: Wishes = NO_WISHES
+    echo: bool = False
+    prompt_logprobs: int | None = None
+    best_of: int | None = None
+    embedding: EmbeddingWish | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Sequences of each prompt, of which the best `choices` are sent."""
+        return self.choices if self.best_of is None else self.best_of
+
+    @property
+    def sampled_logprobs(self) -> int | None:
+        """Alternatives wanted of each generated token; None: no log-probabilities at all. The best
+        of several is chosen by them."""
+        is_chosen = self.candidates > self.choices
+        return 0 if self.logprobs is None and is_chosen else self.logprobs
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """Alternatives wanted of each prompt token; None: prompts are not scored."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((one for one in wanted if one is not None), default=None)
+
+    @property
+    def least_outputs(self) -> int:
+        """How many tokens must fit beside the prompt."""
+        return 0 if self.max_tokens == 0 else 1
 
 
-def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+def parse_chat(
+    body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
+) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
     sent = decode(body, ChatBody)
     if sent.top_logprobs is not None and not sent.logprobs:
@@ -77,30 +118,39 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     return _request(
         sent,
         defaults,
-        messages=tuple(map(_message, sent.messages)),
+        compat,
+        messages=tuple(map(parse_message, sent.messages)),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
 
 
-def parse_completion(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+def parse_completion(
+    body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
+) -> GenerationRequest:
     """Body of POST /v1/completions. Raises ApiError."""
     sent = decode(body, CompletionBody)
     return _request(
         sent,
         defaults,
-        prompts=_prompts(sent.prompt),
+        compat,
+        prompts=one_kind_of(sent.prompt, "prompt"),
         max_tokens=sent.max_tokens,
         logprobs=sent.logprobs,
+        echo=bool(sent.echo),
+        best_of=sent.best_of,
     )
 
 
-def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> GenerationRequest:
+def _request(
+    sent: GenerationBody, defaults: SamplingDefaults, compat: Compat, **own: Any
+) -> GenerationRequest:
     """A request from the shared fields, with defaults for absent ones, and the route's `own`."""
-    for name in ("store", "echo"):
-        if getattr(sent, name):
-            raise unsupported(name)
+    if sent.store:
+        raise unsupported("store")
+    check_foreign(sent, compat)
     options = _stream_options(sent)
+    check_foreign(options, compat)
     request = GenerationRequest(
         model=sent.model,
         stream=bool(sent.stream),
@@ -121,11 +171,13 @@ def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> Ge
         stops=(sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ()),
         stop_token_ids=frozenset(sent.stop_token_ids or ()),
         ignore_eos=bool(sent.ignore_eos),
-        grammar=parse_grammar(lambda name: getattr(sent, name)),
+        grammar=parse_grammar(lambda name: getattr(sent, name, None)),
         timeout_s=sent.timeout,
         priority=_or(sent.priority, 0),
-        cache_salt=_or(sent.cache_salt, ""),
+        cache_salt=salt_of(sent.cache_salt, sent.extra_key),
         cache_prefix=_or(sent.cache_prefix, True),
+        prompt_logprobs=sent.prompt_logprobs,
+        wishes=wishes_of(sent, options.include_usage and bool(options.continuous_usage_stats)),
         **own,
     )
     _refuse_contradictions(request)
@@ -137,35 +189,56 @@ def _or(sent: Value | None, default: Value) -> Value:
 
 
 def _refuse_contradictions(request: GenerationRequest) -> None:
-    if request.choices * len(request.prompts or (None,)) > limits.SEQUENCES.value:
-        raise bad_request(f"prompts times n must not exceed {limits.SEQUENCES.value}", "n")
+    if request.candidates * len(request.prompts or (None,)) > limits.SEQUENCES.value:
+        most = limits.SEQUENCES.value
+        raise bad_request(f"prompts times n or best_of must not exceed {most}", "n")
+    _refuse_of_prompts(request)
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise bad_request("min_tokens must not exceed max_tokens", "min_tokens")
     if request.grammar is not None and request.ignore_eos:
         raise bad_request("a constrained text must be able to end", "ignore_eos", "invalid_grammar")
 
 
-def _message(sent: ChatMessage) -> dict[str, str]:
+def _refuse_of_prompts(request: GenerationRequest) -> None:
+    """What cannot be had of prompts, or not in a stream."""
+    if request.candidates < request.choices:
+        raise bad_request("best_of must be at least n", "best_of")
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        message = "max_tokens may be 0 only with echo or prompt_logprobs"
+        raise bad_request(message, "max_tokens")
+    if not request.stream:
+        return
+    if request.candidates > request.choices:
+        message = "best_of above n cannot be streamed: it is known at the end which is best"
+        raise bad_request(message, "best_of")
+    if request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs are not sent in a stream", "prompt_logprobs")
+    if request.prompt_scores is not None:
+        raise bad_request("echo with logprobs is not sent in a stream", "echo")
+
+
+def parse_message(sent: ChatMessage) -> dict[str, str]:
+    """A message as chat templates take it."""
     role = "system" if sent.role == "developer" else sent.role
     content = sent.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     return {"role": role, "content": text}
 
 
-def _prompts(sent: str | list[Any]) -> tuple[str | list[int], ...]:
+def one_kind_of(sent: str | list[Any], field: str) -> tuple[str | list[int], ...]:
     """One prompt (text or token ids) or a list of prompts of one kind. Raises ApiError."""
     if isinstance(sent, str):
         return (sent,)
     kinds = set(map(type, sent))
     if len(kinds) > 1:
-        raise _mixed()
+        raise _mixed(field)
     return (sent,) if kinds == {int} else tuple(sent)
 
 
-def _mixed() -> ApiError:
+def _mixed(field: str) -> ApiError:
     return bad_request(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
+        f"{field} must be a string, a list of strings, a list of token ids or a list of such lists",
+        field,
     )
 
 

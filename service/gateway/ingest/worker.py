@@ -13,11 +13,17 @@ import signal
 import socket
 import sys
 
+from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
     ReadBody,
+    ReadTokens,
     Ready,
+    Rendered,
+    RenderEmbeddings,
+    RenderScores,
     Start,
+    TokensAnswer,
     ValidateOutput,
     ValidationResult,
     receive_job,
@@ -25,7 +31,9 @@ from service.gateway.ingest.frames import (
     split_result,
 )
 from service.gateway.ingest.prompting import BodyReader
-from service.text.tokenizer import load_tokenizer
+from service.gateway.ingest.score_rendering import ScoredPrompt, render_scores
+from service.gateway.ingest.token_reader import TokenReader
+from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
 _NICE = 5  # streams and engine steps come first
@@ -47,18 +55,38 @@ def main() -> int:
 
 def _serve(connection: socket.socket) -> None:
     reader: BodyReader | None = None
+    tokens: TokenReader | None = None
+    tokenizer: Tokenizer | None = None
     while (found := receive_job(connection)) is not None:
         job, blobs = found
         match job:
             case Start():
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
-                reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
+                named = job.model.name, job.model.defaults
+                reader = BodyReader(tokenizer, *named, clock, job.compat)
+                tokens = TokenReader(tokenizer, job.model.name)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
                 result = reader.read(job.operation, bytes(blobs.pop()), job.context_tokens)
                 send(connection, *split_result(result))
+            case ReadTokens():
+                assert tokens is not None, "a body before Start"
+                answer = tokens.read(job.task, bytes(blobs.pop()), job.context_tokens)
+                if isinstance(answer, bytes):
+                    send(connection, TokensAnswer(None), [answer])
+                else:
+                    send(connection, TokensAnswer(answer), [])
+            case RenderScores():
+                assert tokenizer is not None, "scores before Start"
+                ids, logprobs, ranks, top_ids, top_logprobs = map(bytes, blobs)
+                scored = ScoredPrompt(
+                    ids, logprobs, ranks, top_ids, top_logprobs, job.width, job.shown, job.by_id
+                )
+                send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
+            case RenderEmbeddings():
+                send(connection, Rendered(), [render_embeddings(blobs, job.base64)])
             case ValidateOutput():
                 send(connection, ValidationResult(outputs_are_valid(job.grammar, job.texts)), [])
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from service.config.settings import ModelRef
+from service.config.settings import DEFAULT_COMPAT, Compat, ModelRef
 from service.gateway.ingest.frames import (
     Blob,
     Ready,
@@ -36,7 +36,9 @@ class WorkerProcess:
         self._connection = connection
 
     @classmethod
-    def start(cls, model: ModelRef, within_s: float = _START_S) -> WorkerProcess:
+    def start(
+        cls, model: ModelRef, within_s: float = _START_S, compat: Compat = DEFAULT_COMPAT
+    ) -> WorkerProcess:
         """Start a worker. Raises WorkerDied if it is not ready in time, and OSError if no process
         can be started."""
         ours, theirs = socket.socketpair()
@@ -55,7 +57,7 @@ class WorkerProcess:
         worker = cls(process, ours)
         try:
             ours.settimeout(within_s)
-            answer, _ = worker.ask(Start(model), [])
+            answer, _ = worker.ask(Start(model, compat), [])
             assert isinstance(answer, Ready), answer
             ours.settimeout(None)  # the pool has a time limit, and kills
         except BaseException:

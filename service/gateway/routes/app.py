@@ -11,16 +11,24 @@ from service.gateway.ingest.schemas import Operation
 from service.gateway.routes.app_frame import framed_app
 from service.gateway.routes.openapi import openapi_route
 from service.gateway.routes.ops import ops_routes
+from service.gateway.routes.peer_routes import peer_routes
 from service.gateway.routes.route_table import DESCRIPTIONS
+from service.gateway.routes.token_routes import token_routes
 
 
 def build_app(state: GatewayState) -> ASGIApp:
     """The whole HTTP surface over `state`."""
-    generation: dict[str, ASGIApp] = {
+    generation = generation_apps(state)
+    return framed_app(state, routes_of(state, generation), generation)
+
+
+def generation_apps(state: GatewayState) -> dict[str, ASGIApp]:
+    """The routes that generate, by path; all others are for operators."""
+    return {
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+        "/v1/embeddings": GenerationEndpoint(state, Operation.EMBEDDINGS),
     }
-    return framed_app(state, routes_of(state, generation), generation)
 
 
 def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route]:
@@ -28,12 +36,14 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
+        *token_routes(state),
+        *peer_routes(state),
         openapi_route(state, DESCRIPTIONS),
     ]
 
 
 class GenerationEndpoint:
-    """ASGI app of one of the two generation routes."""
+    """ASGI app of a route whose requests go to the engine."""
 
     def __init__(self, state: GatewayState, operation: Operation) -> None:
         self._state = state

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,6 +29,18 @@ _REQUEST_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{REQUEST_ID_CHARACTERS.value}}}")
 _CLOSE = (b"connection", b"close")
 
 
+class IdClaims(Protocol):
+    """Which ids of live requests other processes of this server have."""
+
+    async def claim(self, request_id: str) -> bool:
+        """Whether a request may have the id that its client sent."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """The request that had claimed the id has ended."""
+        ...
+
+
 def framed_app(
     state: ServerState, routes: Sequence[Route], direct: Mapping[str, ASGIApp]
 ) -> ASGIApp:
@@ -36,7 +49,17 @@ def framed_app(
         routes=list(routes), exception_handlers={HTTPException: _http_error, Exception: _crash}
     )
     app.router.redirect_slashes = False
-    return _with_cors(state, RequestIds(app, state.live_request_ids, direct))
+    return with_ids(state, app, direct)
+
+
+def with_ids(
+    state: ServerState,
+    app: ASGIApp,
+    direct: Mapping[str, ASGIApp],
+    claims: IdClaims | None = None,
+) -> ASGIApp:
+    """`app` behind request ids and CORS."""
+    return _with_cors(state, RequestIds(app, state.live_request_ids, direct, claims))
 
 
 def _with_cors(state: ServerState, app: ASGIApp) -> ASGIApp:
@@ -57,20 +80,32 @@ class RequestIds:
     """Gives every request an id, which its response has in `x-request-id`.
 
     A client's own id is used if it is well formed and no live request has it, so that an id never
-    names two requests at once. A POST to a path in `direct` bypasses Starlette's middleware, which
-    would be called for every token; those endpoints handle all errors themselves.
+    names two requests at once; `claims` knows those of other processes. A POST to a path in
+    `direct` bypasses Starlette's middleware, which would be called for every token; those endpoints
+    handle all errors themselves.
     """
 
-    def __init__(self, app: ASGIApp, live: set[str], direct: Mapping[str, ASGIApp]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        live: set[str],
+        direct: Mapping[str, ASGIApp],
+        claims: IdClaims | None = None,
+    ) -> None:
         self._app = app
         self._live = live
         self._direct = direct
+        self._claims = claims
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._choose(header(scope, b"x-request-id"))
+        own = self._well_formed(header(scope, b"x-request-id"))
+        if own is not None and self._claims is not None and not await self._claims.claim(own):
+            own = None
+        # another request of this process may have taken it meanwhile
+        request_id = secrets.token_hex(12) if own is None or own in self._live else own
         scope.setdefault("state", {})["request_id"] = request_id
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -88,11 +123,14 @@ class RequestIds:
             await app(scope, receive, send_with_id)
         finally:
             self._live.discard(request_id)
+            if self._claims is not None and request_id == own:
+                self._claims.release(own)
 
-    def _choose(self, requested: str | None) -> str:
+    def _well_formed(self, requested: str | None) -> str | None:
+        """The client's id if a request may have it, as far as this process knows."""
         if requested and _REQUEST_ID.fullmatch(requested) and requested not in self._live:
             return requested
-        return secrets.token_hex(12)
+        return None
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

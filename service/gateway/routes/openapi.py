@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
+from service.gateway.http.security import is_api_path
 from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
 from service.gateway.routes.view_table import (
@@ -99,7 +100,7 @@ def _guard(config: GatewayConfig, path: str) -> str | None:
     """The security scheme of a path; None if it needs no key."""
     if path.startswith("/debug/") or path == "/metrics":
         return "debugKey" if config.debug_key is not None else None
-    if path.startswith("/v1/"):
+    if is_api_path(path):
         return "apiKey" if config.api_key is not None or config.tenant_keys else None
     return None
 

@@ -11,6 +11,7 @@ from telemetry.numbers.windows import WINDOWS_S
 from telemetry.stats.histogram_report import TOTAL
 
 _WORD_CHARACTERS = 32
+_LIST_CHARACTERS = 64
 
 Window = Annotated[
     str,
@@ -52,3 +53,9 @@ class ProfileQuery(Struct, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1, le=limits.PROFILE_STEPS.value)] = 20
     timeout_s: Annotated[float, Meta(gt=0, le=limits.PROFILE_S.value)] = 30.0
+
+
+class LoadsQuery(Struct, frozen=True, kw_only=True):
+    """`?include=core,queues`: these sections of the load, else all."""
+
+    include: Annotated[str, Meta(max_length=_LIST_CHARACTERS)] = "all"

@@ -66,12 +66,25 @@ class ChatLogprobs(Struct, kw_only=True):
 
 
 class TextLogprobs(Struct, kw_only=True):
-    """Lists of equal length, one entry a token."""
+    """Lists of equal length, one entry a token; with `echo` the prompt's come first, and its first
+    token has no log-probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Struct, kw_only=True):
+    """`rank` is 1 for the likeliest token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# of each prompt token, by token id: its own and the likeliest; null for the first
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class AssistantMessage(Struct, kw_only=True):
@@ -101,6 +114,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     metrics: RequestTimings | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextChoice(Struct, kw_only=True):
@@ -110,6 +124,7 @@ class TextChoice(Struct, kw_only=True):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -150,6 +165,30 @@ class ChatCompletionChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestTimings | UnsetType = UNSET
+
+
+class Embedding(Struct, kw_only=True):
+    """The vector of one input: numbers, or in base64 their little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    """Token counts of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, kw_only=True):
+    """A response of the embeddings route, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
 
 
 class StreamAccepted(Struct, kw_only=True):

@@ -3,11 +3,21 @@ test compares it with the app's. Those of any server are in `view_table`."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from service.gateway.ingest.embedding_bodies import EmbeddingBody
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.token_bodies import (
+    DetokenizeBody,
+    Detokenized,
+    TokenizeBody,
+    Tokenized,
+)
+from service.gateway.routes import peer_types as peers
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
-from service.gateway.routes.query_types import ProfileQuery
+from service.gateway.routes.query_types import LoadsQuery, ProfileQuery
 from service.gateway.routes.view_table import (
     DEBUG_VIEWS,
     EVENTS,
@@ -44,6 +54,11 @@ GENERATION = [
         answers.Completion, answers.Completion,
     ),
     Description(
+        method="POST", path="/v1/embeddings", summary="Vectors of texts", tag="generation",
+        answer={JSON: answers.Embeddings}, body=EmbeddingBody, headers=tuple(REQUEST_HEADERS),
+        errors=(404, 409),
+    ),
+    Description(
         method="DELETE",
         path="/v1/requests/{request_id}",
         summary="Cancel a live request",
@@ -60,6 +75,43 @@ GENERATION = [
         method="GET", path="/v1/models/{name}", summary="The model of that name", tag="generation",
         answer={JSON: answers.Model}, errors=(404,),
         path_parameters={"name": "As in `/v1/models`; it may contain slashes."},
+    ),
+]  # fmt: skip
+
+TOKENS = [
+    Description(
+        method="POST", path="/tokenize", summary="Token ids of a text or a conversation",
+        tag="tokens", answer={JSON: Tokenized}, body=TokenizeBody, errors=(404,),
+    ),
+    Description(
+        method="POST", path="/detokenize", summary="The text of token ids",
+        tag="tokens", answer={JSON: Detokenized}, body=DetokenizeBody, errors=(404,),
+    ),
+]  # fmt: skip
+
+
+def _peer(path: str, summary: str, answer: type | None, **more: Any) -> Description:
+    return Description(
+        method="GET", path=path, summary=summary, tag="peers", answer={JSON: answer}, **more
+    )
+
+
+PEERS = [
+    Description(
+        method="GET", path="/ping", summary="Whether requests are accepted, as `/ready`",
+        tag="peers", answer={},
+    ),
+    _peer("/version", "The server's version, as vLLM says it", peers.Version),
+    _peer("/server_info", "Limits and version, as SGLang says them", peers.ServerInfo),
+    _peer("/get_server_info", "The same under its older name", peers.ServerInfo),
+    _peer("/model_info", "The served model, as SGLang says it", peers.ModelInfo),
+    _peer("/get_model_info", "The same under its older name", peers.ModelInfo),
+    _peer(
+        "/v1/loads", "How loaded the engine is, as SGLang says it", peers.Loads,
+        query=LoadsQuery, errors=(400,),
+    ),
+    _peer(
+        "/loads", "The same under another name", peers.Loads, query=LoadsQuery, errors=(400,)
     ),
 ]  # fmt: skip
 
@@ -86,4 +138,4 @@ DEBUG = [
     ),
 ]  # fmt: skip
 
-DESCRIPTIONS = [*GENERATION, *OPERATIONS, *DEBUG]
+DESCRIPTIONS = [*GENERATION, *TOKENS, *OPERATIONS, *PEERS, *DEBUG]

@@ -75,6 +75,11 @@ GRAMMAR_MASK_SECONDS = Metric(
     Kind.COUNTER,
     "Seconds spent in computing the token masks of constrained sequences.",
 )
+PROMPT_SCORE_SECONDS = Metric(
+    "phasescope_prompt_score_seconds",
+    Kind.COUNTER,
+    "Seconds spent in computing log-probabilities of prompt tokens.",
+)
 DEVICE_BUSY = Metric(
     "phasescope_device_busy_seconds",
     Kind.COUNTER,
@@ -133,6 +138,7 @@ TOTALS = {
             "sampled_masked_tokens",
             "Number of tokens sampled under a grammar mask.",
         ),
+        ("scored_tokens", "prompt_scored_tokens", "Number of prompt tokens that were scored."),
         ("grammars_compiled", "grammars_compiled", "Number of grammars compiled."),
         (
             "grammars_cached",

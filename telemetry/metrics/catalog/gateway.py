@@ -48,3 +48,21 @@ INGEST_WORKERS_ENDED = Metric(
     "Number of ingest workers that died or were ended, by reason; each is replaced.",
     ("reason",),
 )
+GATEWAY_PROCESSES = Metric(
+    "phasescope_gateway_processes",
+    Kind.GAUGE,
+    "Number of gateway processes that take connections, with --gateways above 1.",
+)
+GATEWAY_PROCESSES_ENDED = Metric(
+    "phasescope_gateway_processes_ended",
+    Kind.COUNTER,
+    "Number of gateway processes that died, or were killed since they did not respond; each is "
+    "replaced.",
+    ("reason",),
+)
+FACTS_BEFORE_CAUSES = Metric(
+    "phasescope_facts_before_causes",
+    Kind.COUNTER,
+    "Number of the engine's facts that did not wait any longer for those of a gateway process "
+    "that they follow.",
+)

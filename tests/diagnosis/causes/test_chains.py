@@ -30,9 +30,10 @@ from diagnosis.verdicts.chains import LINKS, FirstLinks, chain_of
 from diagnosis.verdicts.classifier import Diagnoser
 from diagnosis.verdicts.rules import findings_of
 from lab.twins.chains import CHAINS, build_chain, has_come_about
-from telemetry.facts.engine_records import Row, SequencePaused, Skip
+from telemetry.facts.engine_records import Row, SequencePaused
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import fact_ns
+from telemetry.facts.step_parts import Skip
 from tests.support.worlds.facts import step
 
 S, M = Symptom, Measurement

@@ -16,9 +16,9 @@ from diagnosis.verdicts.checks import step_failure
 from diagnosis.verdicts.classifier import Diagnoser
 from lab.twins.faults.gpu_faults import GPU_FAULTS
 from lab.twins.registry import build_gpu_twin
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.host_records import GpuSampled, GpuXid
 from telemetry.facts.reasons import ClockEvent
+from telemetry.facts.step_parts import DeviceTimes
 from tests.support.worlds.facts import MS, step
 
 

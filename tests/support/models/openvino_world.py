@@ -18,7 +18,7 @@ from service.device.quantization.linear import FLOATS
 from service.device.quantization.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
-from tests.models.test_parity_families import FAMILIES
+from tests.support.models.tiny_families import random_reference
 
 if importlib.util.find_spec("openvino") is None:  # not importorskip: see openvino_runtime.py
     pytest.skip("openvino is not installed: its executor is not tested", allow_module_level=True)
@@ -97,13 +97,7 @@ class Pair:
     """Our graph and transformers' model with the same random weights."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        build, config = FAMILIES[name]
-        torch.manual_seed(5)
-        self.theirs = build(config).eval()
-        with torch.no_grad():
-            for parameter in self.theirs.parameters():
-                parameter.normal_(0.0, 0.15)
-        self.theirs.save_pretrained(folder)
+        self.theirs = random_reference(name, folder)
         self.source = SafetensorsWeights(str(folder))
         self.ours = openvino_side(self.source)
 

@@ -16,6 +16,7 @@ from service.engine.admission import Limits
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
+from service.engine.prompt_output import PromptOutput, PromptResult
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
@@ -98,24 +99,36 @@ class Engine:
         self.chunks = 0
         self.largest_batch = 0
         self.steps: list[StepRecorded] = []
+        self.read: list[list[PromptResult]] = []
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """All prompts at once; outputs in their order."""
         return self.generate(prompts, count, SamplingParams(temperature=0.0))
 
     def generate(
-        self, prompts: list[list[int]], count: int, sampling: SamplingParams
+        self,
+        prompts: list[list[int]],
+        count: int,
+        sampling: SamplingParams,
+        prompt_output: PromptOutput | None = None,
     ) -> list[list[int]]:
+        """Outputs; `read` has what came of each prompt."""
         first = self._next_seq_id
         self._next_seq_id += len(prompts)
         outputs: list[list[int]] = [[] for _ in prompts]
+        self.read = [[] for _ in prompts]
         for index, prompt in enumerate(prompts):
             seq_id = first + index
             self._inbox.put(
-                Submit(seq_id=seq_id, prompt=prompt, max_tokens=count, sampling=sampling)
-            )
+                Submit(
+                    seq_id=seq_id, prompt=prompt, max_tokens=count, sampling=sampling,
+                    prompt_output=prompt_output,
+                )
+            )  # fmt: skip
         while True:
             for emission in self._loop.step():
+                if emission.prompt is not None:
+                    self.read[emission.seq_id - first].append(emission.prompt)
                 if emission.sample is not None:
                     outputs[emission.seq_id - first].append(emission.sample.token_id)
             for fact in self._lane.drain():

@@ -15,17 +15,22 @@ from safetensors.torch import save_file
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.inputs import StepInputs, build_inputs
 from service.device.loader import LoadedEngine, load_executor
+from service.device.models import registry
+from service.device.models.tensors import tensor_names
+from service.device.spec import Experts
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from telemetry.facts.clock import MonotonicClock
 from tests.support.servers.lively import LivelyWeights
 
 CPU = torch.device("cpu")
+EXPERTS = Experts(count=4, used=2, normalised=True)
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "tied": ("LlamaForCausalLM", {"tied_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
     "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {"qk_norm": True, "experts": EXPERTS}),
 }
 
 
@@ -37,27 +42,12 @@ def weights_of(kind: str = "llama", **changes: Any) -> LivelyWeights:
     return weights
 
 
-def tensor_names(weights: LivelyWeights) -> list[str]:
-    spec = weights.spec
-    names = ["model.embed_tokens.weight", "model.norm.weight"]
-    if not spec.tied_embeddings:
-        names.append("lm_head.weight")
-    for layer in range(spec.layers):
-        parts = [f"self_attn.{p}_proj.weight" for p in "qkvo"]
-        parts += [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
-        parts += ["input_layernorm.weight", "post_attention_layernorm.weight"]
-        parts += [f"self_attn.{p}_proj.bias" for p in "qkv"] if spec.qkv_bias else []
-        parts += [f"self_attn.{p}_norm.weight" for p in "qk"] if spec.qk_norm else []
-        names += [f"model.layers.{layer}.{part}" for part in parts]
-    return names
-
-
 def model_in(folder: Path, kind: str = "llama") -> ModelRef:
     """In files, because other processes read it too."""
     weights = weights_of(kind)
     spec = weights.spec
-    tensors = {name: weights.tensor(name) for name in tensor_names(weights)}
-    save_file(tensors, folder / "model.safetensors")
+    tensors = {name: weights.tensor(name) for name in tensor_names(spec)}
+    save_file(dict(_stored(kind, tensors)), folder / "model.safetensors")
     config = {
         "architectures": [ARCHITECTURES[kind][0]],
         "hidden_size": spec.hidden,
@@ -70,8 +60,23 @@ def model_in(folder: Path, kind: str = "llama") -> ModelRef:
         "rms_norm_eps": spec.norm_eps,
         "tie_word_embeddings": spec.tied_embeddings,
     }
+    if spec.experts is not None:
+        config |= {"num_experts": spec.experts.count, "num_experts_per_tok": spec.experts.used}
+        config |= {"moe_intermediate_size": spec.ffn, "norm_topk_prob": spec.experts.normalised}
     (folder / "config.json").write_text(json.dumps(config))
     return ModelRef(kind=ModelKind.HF_FOLDER, path=str(folder), name=kind)
+
+
+def _stored(kind: str, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Under the names of the family's files; experts one by one."""
+    names = registry.architecture_of_config(Path(kind), ARCHITECTURES[kind][0]).hf_tensors
+    for canonical, tensor in tensors.items():
+        stored = names.stored(canonical)
+        if "{}" not in stored:
+            yield stored, tensor
+            continue
+        for number, expert in enumerate(tensor):
+            yield stored.format(number), expert.contiguous()
 
 
 def config_of(model: ModelRef, ranks: int, **changes: Any) -> EngineConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 from telemetry.journal.dumps import Dump, DumpReason
@@ -14,6 +13,7 @@ from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import JournalFiles
 from telemetry.journal.journal_reader import open_journal
 from telemetry.journal.watchdog import StallWatchdog
+from telemetry.pump.pump import Pump
 
 SECOND = 1_000_000_000
 

@@ -9,6 +9,7 @@ from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
+from service.engine.prompt_output import PromptResult
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
@@ -33,6 +34,7 @@ class World:
         depth: int = 1,
         cost: LinearCost | None = None,
         fail_steps: frozenset[int] = frozenset(),
+        score_row_ns: int = 0,
         **limits: object,
     ) -> None:
         self.clock = ManualClock()
@@ -56,6 +58,7 @@ class World:
             block_tokens,
             cost=cost,
             fails=lambda plan: plan.step_id in fail_steps,
+            score_row_ns=score_row_ns,
         )
         self.loop = EngineLoop(
             self.scheduler, executor, self.inbox, self.lane, self.clock, depth=depth
@@ -63,6 +66,7 @@ class World:
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[EndReason]] = defaultdict(list)
         self.details: dict[int, str | None] = {}
+        self.read: dict[int, list[PromptResult]] = defaultdict(list)
         self.facts: list[Fact] = []
         self._next_seq_id = 0
 
@@ -95,6 +99,8 @@ class World:
             assert not self.ends[emission.seq_id], "news of a sequence after its end"
             if emission.sample is not None:
                 self.outputs[emission.seq_id].append(emission.sample.token_id)
+            if emission.prompt is not None:
+                self.read[emission.seq_id].append(emission.prompt)
             if emission.end is not None:
                 self.ends[emission.seq_id].append(emission.end)
                 self.details[emission.seq_id] = emission.detail

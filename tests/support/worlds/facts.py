@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from telemetry.facts.engine_records import Row, SequenceEnded, SequenceQueued, Skip, StepRecorded
+from telemetry.facts.engine_records import Row, SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     RequestAccepted,
@@ -13,6 +13,7 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
+from telemetry.facts.step_parts import Skip
 
 MS = 1_000_000
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from telemetry.facts.clock import ManualClock, WallAnchor
 from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
@@ -14,6 +13,7 @@ from telemetry.metrics.exemplars import ExemplarStore, Kept
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.gen_ai import GenAiFold
 from telemetry.metrics.vllm_names import VllmFold
+from telemetry.pump.pump import Pump
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy

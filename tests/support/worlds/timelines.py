@@ -7,9 +7,9 @@ import dataclasses
 import msgspec
 
 from telemetry.facts.clock import read_wall_anchor
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import Skip
 from telemetry.facts.traceparent import new_trace_id
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline

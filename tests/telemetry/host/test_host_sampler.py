@@ -7,10 +7,10 @@ import os
 from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.host_records import HostSampled
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.host.host import SAMPLE_NS, HostSampler
 from telemetry.host.loop_probe import LoopProbe
+from telemetry.pump.pump import Pump
 from tests.support.servers.server import eventually
 
 

@@ -18,6 +18,7 @@ from telemetry.host.roofline import (
     prefill_flop,
     step_bytes,
     step_flop,
+    stored_bytes,
 )
 from tests.support.worlds.facts import MS, decode, prefill, step
 
@@ -59,6 +60,35 @@ def test_a_chunk_that_samples_nothing_needs_no_head() -> None:
 
     assert last.flop - middle.flop == 2 * 800
     assert middle.flop == step_flop(SHAPE, 8, 8 * 16 + 36, 0)
+
+
+@pytest.mark.parametrize("is_prefill", [False, True])
+@pytest.mark.parametrize(("tokens", "context"), [(1, 3), (1, 30), (4, 6), (9, 0), (9, 30), (1, 0)])
+def test_layers_with_a_window_read_no_more_than_it(
+    tokens: int, context: int, is_prefill: bool
+) -> None:
+    """Counted token by token: one layer of two sees 8 tokens, the query's own included."""
+    shape = msgspec.structs.replace(SHAPE, windows=((8, 1),))
+    row = Row(1, is_prefill, tokens, context, 0, 1, False)
+    _, work = StepFloor(shape).work_of(step(0, 0, 10, [row]), 0)
+
+    places = range(context, context + tokens)
+    seen = [{key for key in range(at + 1) if at - key < 8} for at in places]
+    cells = {key for keys in seen for key in keys if is_prefill or key < context}
+    everything = context + (tokens if is_prefill else 0)
+    pairs = sum(len(keys) for keys in seen) + sum(at + 1 for at in places)
+    assert work.bytes == step_bytes(shape, (len(cells) + everything) / 2)
+    assert work.flop == step_flop(shape, tokens, pairs / 2, 1)
+
+
+def test_of_a_mixture_a_token_reads_its_experts_and_memory_holds_all() -> None:
+    """Four experts of 16 columns, of which a token goes through one."""
+    shape = msgspec.structs.replace(SHAPE, experts=4, idle_ffn=48)
+
+    assert layer_weights(shape) == layer_weights(SHAPE) + 4 * 8
+    every_expert = 2 * (3 * 8 * 48 + 4 * 8) + WEIGHTS
+    assert stored_bytes(shape) == every_expert * 2
+    assert stored_bytes(SHAPE) == step_bytes(SHAPE, 0)
 
 
 def test_drafts_are_rows_of_several_tokens() -> None:

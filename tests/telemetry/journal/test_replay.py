@@ -17,13 +17,13 @@ from diagnosis.verdicts.classifier import Diagnoser
 from diagnosis.verdicts.offline import diagnose_journal
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_reader import open_journal
 from telemetry.journal.replay import Replay, replay_folds
 from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
+from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.slo_policy import DEFAULT_POLICY

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.simulation.attached import attached
-from telemetry.facts.engine_records import EngineStarted, Skip
+from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause, Phase, WaitReason
 from telemetry.facts.records import UNKNOWN_ROUTE, Fact
+from telemetry.facts.step_parts import Skip
 from telemetry.host.pauses import Pause, PauseLog
 from telemetry.requests.account import NotObserved, Part, State
 from telemetry.requests.phases import RequestTimeline

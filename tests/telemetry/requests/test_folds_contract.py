@@ -12,10 +12,10 @@ from telemetry.facts.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
-    Skip,
 )
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import Skip
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.stats.drain_rate import DrainRate

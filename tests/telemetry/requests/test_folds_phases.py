@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import EndReason, Phase, WaitReason
 from telemetry.facts.records import EngineDied, Fact, fact_ns
+from telemetry.facts.step_parts import Skip
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measured, RequestTimeline, WaitSpan
 from tests.support.worlds.engine_world import World

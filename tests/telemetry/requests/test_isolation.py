@@ -9,14 +9,14 @@ import pytest
 
 from diagnosis.verdicts.classifier import Diagnoser
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.fair_lock import FairLock
-from telemetry.facts.isolation import LIMIT, Isolation, part_name
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, FoldDetached, RequestAccepted
 from telemetry.journal.journal import Journal
 from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.metrics import prometheus
+from telemetry.pump.fair_lock import FairLock
+from telemetry.pump.isolation import LIMIT, Isolation, part_name
+from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measured, RequestTimeline
 from telemetry.requests.slo_policy import DEFAULT_POLICY

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.facts.engine_records import Skip, StepRecorded
+from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
 from telemetry.facts.records import EngineDied, Fact, fact_ns
+from telemetry.facts.step_parts import Skip
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.account import Entry, Ledger, Part, State
 from telemetry.requests.phase_fold import PhaseFold

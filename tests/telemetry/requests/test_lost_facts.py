@@ -15,7 +15,6 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     SequencesListed,
 )
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Gap, Lane
 from telemetry.facts.records import (
@@ -34,6 +33,7 @@ from telemetry.journal.journal import Journal
 from telemetry.journal.live_requests import LiveRequests
 from telemetry.journal.watchdog import StallWatchdog
 from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
+from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.timelines import TimelineStore

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.pump import PIECE_WEIGHT, Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import read_journal
+from telemetry.pump.pump import PIECE_WEIGHT, Pump
 from tests.support.servers.recording import Recording
 from tests.support.worlds.facts import MS, accepted, decode, queued, step
 

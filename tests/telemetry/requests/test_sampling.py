@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import Skip
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.sampling import (

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import Fact, RequestAccepted, fact_ns
+from telemetry.facts.step_parts import Skip
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.sampling import SamplingPolicy, TailSampler, TracingMode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.step_parts import DeviceTimes
 from tests.support.worlds.facts import MS, decode, step
 from tests.support.worlds.metrics_world import MetricsWorld, engine_started
 from tests.telemetry.host.test_roofline import FLOOR

@@ -9,10 +9,10 @@ import pytest
 
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import EngineIdled, EngineStarted, SequenceQueued
-from telemetry.facts.pump import Pump
 from telemetry.facts.reasons import EndReason, FactSource
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import EngineDied, Fact, FactsLost
+from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.histograms import Histograms

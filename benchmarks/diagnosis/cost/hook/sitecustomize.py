@@ -64,7 +64,7 @@ class _Measured:
 
 
 def _measure_folds(folder: Path) -> None:
-    from telemetry.facts.pump import Pump
+    from telemetry.pump.pump import Pump
 
     add = Pump.add_fold
 

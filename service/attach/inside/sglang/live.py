@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from service.attach.inside.sglang.ends import output_tokens
-from telemetry.facts.engine_records import Row, Skip
+from telemetry.facts.engine_records import Row
 from telemetry.facts.reasons import EndReason
+from telemetry.facts.step_parts import Skip
 
 
 @dataclass(slots=True, eq=False)

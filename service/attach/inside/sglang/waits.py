@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from service.attach.inside.sglang.live import Live, PlannedRow
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.step_parts import Skip
 
 _MOST_GRAMMARS = 64
 

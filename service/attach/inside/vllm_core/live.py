@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from telemetry.facts.engine_records import Row, Skip
+from telemetry.facts.engine_records import Row
 from telemetry.facts.reasons import EndReason
+from telemetry.facts.step_parts import Skip
 
 
 @dataclass(slots=True, eq=False)

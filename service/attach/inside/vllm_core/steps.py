@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from service.attach.inside.block_aliases import BlockAliases
 from service.attach.inside.vllm_core.live import Flight, committed_row
-from telemetry.facts.engine_records import BlocksSealed, EngineIdled, StepRecorded
+from telemetry.facts.engine_records import EngineIdled, StepRecorded
+from telemetry.facts.step_parts import BlocksSealed
 
 
 class Gauges(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.step_parts import Skip
 
 _MOST_BLOCKED = 64  # waiting sequences that are looked at to find the first that could run
 

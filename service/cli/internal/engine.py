@@ -17,6 +17,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--fd", type=int, required=True, help="socket inherited from the gateway")
     parser.add_argument("--pulse-fd", type=int, help="shared memory for the heartbeat")
     parser.add_argument("--stacks-fd", type=int, help="where stacks go when a signal asks for them")
+    parser.add_argument("--listen-fd", type=int, help="where further gateway processes connect")
     parser.set_defaults(run=run)
 
 
@@ -28,4 +29,5 @@ def run(args: argparse.Namespace) -> int:
     # torch takes seconds to import, and only this process needs it
     from service.process.engine_main import run_engine_process
 
-    return run_engine_process(socket.socket(fileno=args.fd), args.pulse_fd)
+    listener = None if args.listen_fd is None else socket.socket(fileno=args.listen_fd)
+    return run_engine_process(socket.socket(fileno=args.fd), args.pulse_fd, listener)

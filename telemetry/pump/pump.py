@@ -3,7 +3,7 @@
 All folds run on one thread at a time and under one lock, so a reader that holds the lock sees
 them consistent. They take facts in pieces, and the lock and the interpreter are released between
 two pieces, so that a large backlog delays neither readers nor the event loop. A fold that raises
-is detached and reported; the others go on (`telemetry.facts.isolation`). The time spent in each
+is detached and reported; the others go on (`telemetry.pump.isolation`). The time spent in each
 fold is measured.
 """
 
@@ -18,10 +18,10 @@ from typing import Protocol
 
 from telemetry.facts.clock import Clock, sleep_ns
 from telemetry.facts.engine_records import RecordingSet, StepRecorded
-from telemetry.facts.fair_lock import FairLock
-from telemetry.facts.isolation import Guarded, Isolation, part_name
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, fact_ns
+from telemetry.pump.fair_lock import FairLock
+from telemetry.pump.isolation import Guarded, Isolation, part_name
 
 _INTERVAL_S = 0.05
 READER_NS = 500_000_000

@@ -9,20 +9,24 @@ from __future__ import annotations
 from functools import partial
 
 from service.device.models.architecture import Architecture
-from service.device.models.config_reader import read_spec, read_window
+from service.device.models.config_reader import (
+    WINDOW_TOKENS,
+    layer_windows,
+    read_spec,
+    read_window,
+)
 from service.model_files.strict_keys import StrictKeys
 
-_WINDOW_TOKENS = 4096
 
-
-def _window(config: StrictKeys) -> int | None:
+def _windows(config: StrictKeys, layers: int) -> tuple[int | None, ...]:
     config.flag("use_sliding_window", True)  # `sliding_window` alone decides
-    return read_window(config, _WINDOW_TOKENS)
+    config.take("max_window_layers")
+    return layer_windows(config, layers, read_window(config, WINDOW_TOKENS), lambda layer: True)
 
 
 MISTRAL = Architecture(
     family="mistral",
     hf_name="MistralForCausalLM",
     gguf_name="mistral",
-    read_config=partial(read_spec, sliding_window=_window),
+    read_config=partial(read_spec, windows=_windows),
 )

@@ -1,0 +1,1 @@
+"""Figures about families of models."""

@@ -1,0 +1,1 @@
+"""Commands that the server starts its own processes with; people do not call them."""

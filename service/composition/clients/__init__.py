@@ -1,0 +1,1 @@
+"""What serves clients: in the main process, or in several gateway processes beside it."""

@@ -1,0 +1,104 @@
+"""A gateway process passes what is for operators on to the main process, which has all telemetry.
+
+Over HTTP/1.0 on a local socket: an answer ends with its connection, so bodies of any length are
+passed on as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.types import Message, Receive, Scope, Send
+
+from service.config.settings import GatewayConfig
+from service.gateway.errors import ApiError, Interrupted
+from service.gateway.http.asgi import header, read_body, send_error
+from service.gateway.http.http_errors import main_process_silent
+
+_PATIENCE_S = 60.0  # a profile of many steps takes as long
+_PIECE_BYTES = 64 * 1024
+_HEAD_BYTES = 64 * 1024
+# of a request: the length is stated anew, and the connection is this process' own
+_NOT_SENT = (b"connection", b"content-length", b"transfer-encoding", b"expect", b"x-request-id")
+# of an answer: this process adds its own
+_NOT_RETURNED = (b"connection", b"date", b"server", b"x-request-id")
+
+
+class Forwarding:
+    """ASGI app: asks the main process, which listens at `path`."""
+
+    def __init__(self, path: str, config: GatewayConfig) -> None:
+        self._path = path
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = _Started(send)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._pass_on(scope, receive, started)
+        except ApiError as error:
+            await send_error(send, error)
+        except Interrupted:
+            return  # the client has left
+        except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError):
+            if not started.has_begun:
+                await send_error(send, main_process_silent())
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: _Started) -> None:
+        body = b""
+        if header(scope, b"content-length") not in (None, "0") or header(
+            scope, b"transfer-encoding"
+        ):
+            body = await read_body(scope, receive, self._config)
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
+        try:
+            writer.write(_head(scope, len(body)) + body)
+            await writer.drain()
+            status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            while piece := await reader.read(_PIECE_BYTES):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class _Started:
+    """Remembers whether the response has begun: then it can only break off."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        self.has_begun = True
+        await self._send(message)
+
+
+def _head(scope: Scope, body_bytes: int) -> bytes:
+    target = scope["raw_path"]
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    kept = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
+    kept.append((b"x-request-id", scope["state"]["request_id"].encode()))
+    if body_bytes:
+        kept.append((b"content-length", str(body_bytes).encode()))
+    lines = [b"%s: %s" % pair for pair in kept]
+    method = scope["method"].encode()
+    return b"\r\n".join([b"%s %s HTTP/1.0" % (method, target), *lines, b"", b""])
+
+
+def _parsed(head: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Status and headers of an answer. Raises ValueError if it is none."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    status = int(first.split(b" ", 2)[1])
+    pairs = [line.split(b":", 1) for line in lines]
+    found = [(name.strip().lower(), value.strip()) for name, value in pairs]
+    return status, [
+        (name, value)
+        for name, value in found
+        if name not in _NOT_RETURNED and not name.startswith(b"access-control-")
+    ]

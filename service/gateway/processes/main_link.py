@@ -1,0 +1,122 @@
+"""A gateway process' end of the socket to the main process: commands come in, questions go out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from service.gateway.processes import messages
+from service.gateway.processes.facts_out import FactsOut
+from service.gateway.server_state import Drain, Health, LiveRequest
+from service.process.link import Link, LinkClosed
+from telemetry.facts.records import RequestEnded
+from telemetry.requests.timings import RequestTimings
+
+_CLAIM_S = 0.25
+_TIMINGS_S = 1.0
+
+Answer = messages.Claimed | messages.TimingsAre
+
+
+class MainLink:
+    """Runs on the event loop. `stop` is set when the main process says so, or has ended.
+
+    `handlers` are the live requests, `health` and `drain` what the routes look at.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        out: FactsOut,
+        handlers: Mapping[str, LiveRequest],
+        health: Health,
+        drain: Drain,
+    ) -> None:
+        self.stop = asyncio.Event()
+        self.retry_after_s = 1
+        self._link = link
+        self._out = out
+        self._handlers = handlers
+        self._health = health
+        self._drain = drain
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        self._loop.add_reader(self._link.fileno(), self._on_readable)
+
+    async def claim(self, request_id: str) -> bool:
+        """Whether a request may have the id that its client sent; False also when the main process
+        does not answer."""
+        answer = await self._ask(lambda number: messages.Claim(number, request_id), _CLAIM_S)
+        return isinstance(answer, messages.Claimed) and answer.granted
+
+    def release(self, request_id: str) -> None:
+        """The request that had claimed the id has ended; its facts come first."""
+        self._out.flush()
+        self._out.send(messages.Release(request_id))
+
+    def timings(self, ended: RequestEnded) -> RequestTimings | None:
+        """The timings of a live request if it ended with `ended`; for another thread than the
+        loop's. None if the main process does not know them, or does not answer."""
+        answer = asyncio.run_coroutine_threadsafe(self._timings(ended), self._loop).result()
+        if not isinstance(answer, messages.TimingsAre) or answer.timings is None:
+            return None
+        return msgspec.msgpack.decode(answer.timings, type=RequestTimings)
+
+    async def _timings(self, ended: RequestEnded) -> Answer | None:
+        self._out.flush(even_empty=True)  # says which frames of the engine were read by now
+        return await self._ask(lambda number: messages.AskTimings(number, ended), _TIMINGS_S)
+
+    async def _ask(
+        self, question: Callable[[int], messages.ToMain], patience_s: float
+    ) -> Answer | None:
+        """The answer, None when it does not come in time."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked[number] = answer
+        self._out.send(question(number))
+        try:
+            async with asyncio.timeout(patience_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
+    def _on_readable(self) -> None:
+        try:
+            for payload in self._link.receive():
+                self._handle(messages.to_process_decoder.decode(payload))
+        except LinkClosed:
+            self._loop.remove_reader(self._link.fileno())
+            self.stop.set()
+
+    def _handle(self, message: messages.ToGatewayProcess) -> None:
+        match message:
+            case messages.EngineHealthIs():
+                self._health.hung_ns = message.hung_ns
+                self._health.heartbeat_age_ns = message.heartbeat_age_ns
+                self._health.hangs = message.hangs
+                self.retry_after_s = message.retry_after_s
+            case messages.Interrupt():
+                live = self._handlers.get(message.request_id)
+                if live is not None:
+                    live.interrupt(message.reason)
+            case messages.Claimed() | messages.TimingsAre():
+                asked = self._asked.get(message.number)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+            case messages.Sync():
+                self._out.flush()
+                self._out.send(messages.Synced(message.number))
+            case messages.Drain():
+                self._drain.active = True
+            case messages.StopGateway():
+                self.stop.set()
+            case messages.LaunchGateway():
+                raise ValueError("a second LaunchGateway")
