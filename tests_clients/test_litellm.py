@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from tests.support.servers.server import Server, eventually, free_port
 
 MODEL = "SmolLM2-135M-Instruct"
 SAID = [{"role": "user", "content": "What is the capital of France?"}]
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 240.0
+KEY = f"sk-{secrets.token_hex(24)}"  # the proxy does not start without one
 # as LiteLLM's documentation says for servers of OpenAI's API, and for those of vLLM
 PROVIDERS = {"plain": "openai", "as-vllm": "hosted_vllm"}
 
@@ -45,7 +47,8 @@ def proxy(server: Server) -> Iterator[str]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         config, log = Path(folder) / "config.yaml", Path(folder) / "log"
-        config.write_text(json.dumps({"model_list": models}))  # YAML is a superset of JSON
+        settings = {"model_list": models, "general_settings": {"master_key": KEY}}
+        config.write_text(json.dumps(settings))  # YAML is a superset of JSON
         port = free_port()
         program = environment("litellm") / "bin" / "litellm"
         command = [
@@ -84,7 +87,7 @@ def model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(proxy: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=proxy, api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=proxy, api_key=KEY, max_retries=0)
 
 
 def test_chat(client: openai.OpenAI, model: str) -> None:

@@ -78,8 +78,9 @@ def test_chat_streamed(client: openai.OpenAI) -> None:
 
 def test_chat_streamed_with_the_stream_helper(client: openai.OpenAI) -> None:
     """The helper builds the whole answer from the events, and would raise at one that is odd."""
+    asked = {"role": "user", "content": "What is the capital of France?"}
     with client.chat.completions.stream(
-        model=MODEL, messages=SAID, max_completion_tokens=12  # type: ignore[arg-type]
+        model=MODEL, messages=[asked], max_completion_tokens=60, temperature=0  # type: ignore[list-item]
     ) as stream:  # fmt: skip
         kinds = {event.type for event in stream}
         whole = stream.get_final_completion()

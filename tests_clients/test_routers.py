@@ -77,6 +77,15 @@ def test_a_stream_comes_piece_by_piece_and_whole(router: Router) -> None:
     assert len(chunks) > 3
 
 
+def test_a_response_comes_through(router: Router) -> None:
+    """Routers ask for it to be stored, whatever the client said; the answer says that it is not."""
+    body = {"model": "dummy:tiny", "input": "hello", "max_output_tokens": 4}
+    answer = router.client.post("/v1/responses", json=body)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["store"] is False
+
+
 def test_a_trace_goes_through_the_router(
     router: Router, two_servers: tuple[Server, Server]
 ) -> None:

@@ -11,10 +11,12 @@ first).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--keep", type=Path, help="keep what the tools write in this folder")
     args = parser.parse_args(arguments)
     if unknown := set(args.tools.split(",")) - set(TOOLS):
         parser.error(f"no such tool: {', '.join(sorted(unknown))}; there are {', '.join(TOOLS)}")
@@ -66,8 +69,7 @@ _LOAD = ("requests", "streams", "prompt_tokens", "output_tokens")
 
 def measured(tool: Tool, args: argparse.Namespace) -> dict[str, Any]:
     """One run of a tool against a server of its own."""
-    with tempfile.TemporaryDirectory(prefix=f"phasescope-{tool.name}-") as name:
-        folder = Path(name)
+    with _folder(tool, args.keep) as folder:
         tokenizer = write_tokenizer(ensure_default_model(say), folder / "tokenizer")
         with serving("--executor", "native", log=folder / "server.log") as server:
             for _ in range(_WARM_UP):
@@ -85,6 +87,17 @@ def measured(tool: Tool, args: argparse.Namespace) -> dict[str, Any]:
         "worst_request_ttft_pct": round(worst_request_pct(theirs, ours), 2),
         "percentiles": [row.as_json() for row in rows],
     }
+
+
+@contextlib.contextmanager
+def _folder(tool: Tool, keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        folder = keep.resolve() / tool.name
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix=f"phasescope-{tool.name}-") as name:
+        yield Path(name)
 
 
 def _of_server(url: str) -> dict[str, Latency]:

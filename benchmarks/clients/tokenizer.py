@@ -7,6 +7,8 @@ from pathlib import Path
 
 from service.text.gguf_tokenizer import gguf_tokenizer
 
+_DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
 
 def write_tokenizer(gguf: Path, folder: Path) -> Path:
     """The folder, with tokenizer.json and what transformers needs beside it."""
@@ -19,7 +21,9 @@ def write_tokenizer(gguf: Path, folder: Path) -> Path:
         "chat_template": tokenizer.chat_template,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(tokenizer.backend_json())
+    described = json.loads(tokenizer.backend_json())
+    described["decoder"] = _DECODER  # ours decodes bytes by itself, so the file names none
+    (folder / "tokenizer.json").write_text(json.dumps(described))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return folder

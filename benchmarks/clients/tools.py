@@ -14,7 +14,8 @@ from benchmarks.clients.environments import environment
 from benchmarks.peers.layout import run
 
 _ANSWER_ID = re.compile(r"cmpl-([A-Za-z0-9._-]+)")
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+_QUIET = {"DO_NOT_TRACK": "1", "PYTHONPATH": ""}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class Tool:
     read: Callable[[Path], Mapping[str, Latency]]
 
 
-def _run(name: str, program: str, arguments: list[str], load: Load) -> None:
+def _run(
+    name: str, program: str, arguments: list[str], load: Load, hub: Mapping[str, str] = _OFFLINE
+) -> None:
     command = [environment(name) / "bin" / program, *arguments]
-    variables = {**_OFFLINE, "PYTHONPATH": "", "HOME": str(load.folder)}
+    variables = {**_QUIET, **hub, "HOME": str(load.folder)}
     run(name, command, load.folder / f"{name}.log", variables)
 
 
@@ -80,7 +83,7 @@ def send_aiperf(load: Load) -> None:
     arguments += ["--isl", str(load.prompt_tokens), "--osl", str(load.output_tokens)]
     arguments += ["--extra-inputs", "ignore_eos:true", "--use-server-token-count"]
     arguments += ["--output-artifact-dir", str(load.folder / "aiperf"), "--ui", "none"]
-    _run("aiperf", "aiperf", arguments, load)
+    _run("aiperf", "aiperf", arguments, load, hub={})  # offline it takes a path for a hub's name
 
 
 def read_aiperf(folder: Path) -> Mapping[str, Latency]:

@@ -38,7 +38,7 @@ from benchmarks.starter import serving
 MOST_STALL_MS = 100
 # they change what is measured
 _LEFT_OUT = {("POST", "/debug/profile"), ("PUT", "/debug/telemetry")}
-_GENERATION = ("/v1/chat/completions", "/v1/completions")
+_GENERATION = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _GENERATION_SHARE = 0.6
 _CASE_TIMEOUT_S = 60
 _AT_ONCE = 4

@@ -16,17 +16,24 @@ _CONSTRAINTS = (
     "guided_choice",
 )  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens")
+# what the model served has no use for: its template reads no variables, and it does not reason
+_FOR_OTHER_MODELS = (
+    "chat_template_kwargs", "documents", "reasoning_effort", "reasoning", "thinking_token_budget",
+    "continue_final_message",
+)  # fmt: skip
+_ASSISTANTS_OWN = ("refusal", "reasoning_content", "reasoning")
 
 
 def make_short(body: Any) -> None:
     """Bound what the request may generate; what is wrong with it stays wrong."""
     if not isinstance(body, dict):
         return
-    for name in _LIMITS:
+    limits = ("max_output_tokens",) if "input" in body else _LIMITS
+    for name in limits:
         if _is_int(body.get(name)) and MOST_TOKENS < body[name] <= 1 << 31:
             body[name] = MOST_TOKENS
-    if all(body.get(name) is None for name in _LIMITS):
-        body["max_tokens"] = MOST_TOKENS
+    if all(body.get(name) is None for name in limits):
+        body[limits[0]] = MOST_TOKENS
     if _is_int(body.get("n")) and MOST_SEQUENCES < body["n"] <= 16:
         body["n"] = MOST_SEQUENCES
     prompt = body.get("prompt")
@@ -41,8 +48,11 @@ def make_servable(body: Any) -> None:
     for name, value in body.items():
         body[name] = _whole(value)
     make_short(body)
-    for name in ("model", "suffix"):
+    for name in ("model", "suffix", *_FOR_OTHER_MODELS):
         body.pop(name, None)
+    for name in ("messages", "input"):
+        if isinstance(body.get(name), list):
+            body[name] = [_servable_message(one) for one in body[name]] or "x"
     if _is_int(body.get("min_tokens")):
         body["min_tokens"] = min(body["min_tokens"], MOST_TOKENS)
     if not body.get("stream"):
@@ -56,6 +66,21 @@ def make_servable(body: Any) -> None:
     if asked:
         body.pop("ignore_eos", None)
     _use_common_ids(body)
+
+
+def _servable_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of some role, with what only the assistant's may have where it is one."""
+    if message.get("type") == "reasoning":
+        return message
+    found = {"role": "user", **message}
+    if found["role"] is None:
+        found["role"] = "user"
+    if found["role"] != "assistant":
+        for name in _ASSISTANTS_OWN:
+            found.pop(name, None)
+        if found.get("content") is None or isinstance(found["content"], list):
+            found["content"] = "x"
+    return found if found.get("content") is not None else {**found, "content": "x"}
 
 
 def _make_prompt_servable(body: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from docs.generate.markdown import code, table
 from service.gateway.ingest.compat.dialects import Foreign, Treatment, foreign_fields
+from service.gateway.ingest.compat.fields import OWN
 from service.gateway.ingest.request_types import (
     ChatBody,
     CompletionBody,
@@ -27,6 +28,11 @@ _ABOUT = {
     Treatment.REFUSED: "To ignore it would be a lie: a 400 with the code `unsupported` and this "
     "reason, unless its value means off (null, false, empty, or the one value that there is).",
 }
+_OWN = """## The server's own
+
+Fields of others that it has itself, with their meaning, under every setting; `priority` as vLLM has
+it: a lower number goes first.
+"""
 _OFF = """## OpenAI's own that are missing
 
 Taken with values that mean off, else refused in the same way, whatever `--compat` says: {names}.
@@ -45,6 +51,8 @@ def document() -> str:
         ]
         lines += [f"## {treatment.value.capitalize()}", "", about, ""]
         lines += [*table(["field", "whose", _COLUMN[treatment]], rows), ""]
+    rows = [[code(dialect.value), ", ".join(map(code, names))] for dialect, names in OWN.items()]
+    lines += [_OWN, *table(["whose", "fields"], rows), ""]
     own = sorted(set(NotSupported.__struct_fields__) - set(marks))
     lines.append(_OFF.format(names=", ".join(map(code, own))))
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from docs.generate.markdown import code, one_line, table
 from service.config.settings import GatewayConfig
 from service.gateway.ingest.compat.dialects import foreign_fields
 from service.gateway.ingest.compat.fields import ForeignFields
-from service.gateway.ingest.request_types import NOT_SUPPORTED
+from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
 from service.gateway.routes.openapi import document as openapi
 from service.gateway.routes.route_table import DESCRIPTIONS
 from service.gateway.routes.view_table import REQUEST_HEADERS, STATUS_TEXTS, Description
@@ -33,6 +33,7 @@ _TAGS = {
     "peers": "As other servers have them",
     "debug": "Debug",
 }
+_WITHOUT_OFF = (ChatBody.__name__, CompletionBody.__name__)
 _OFF = (
     "Requests may also have [fields of other dialects](compatibility.md), which are not repeated "
     "here; there is also what is refused unless its value means off. An unknown field is ignored "
@@ -106,11 +107,9 @@ def _errors() -> list[str]:
 
 
 def _type(name: str, schema: dict[str, Any]) -> list[str]:
-    foreign = foreign_fields(ForeignFields)
+    hidden = NOT_SUPPORTED | foreign_fields(ForeignFields).keys() if name in _WITHOUT_OFF else ()
     fields = {
-        field: about
-        for field, about in schema.get("properties", {}).items()
-        if field not in NOT_SUPPORTED and field not in foreign
+        field: about for field, about in schema.get("properties", {}).items() if field not in hidden
     }
     required = set(schema.get("required", ()))
     rows = [

@@ -68,8 +68,11 @@ def _find_model(
         found = resolution.explained(error)
         record_failed_start(recorder, MonotonicClock(), str(found))
         raise found from error
-    name = resolution["served_model_name"]
-    return model if name is None else msgspec.structs.replace(model, name=name)
+    return msgspec.structs.replace(
+        model,
+        name=resolution["served_model_name"] or model.name,
+        reasoning_format=resolution["reasoning_format"],
+    )
 
 
 def print_line(line: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from service.config.setting import Group, setting
+
+ReasoningName = Literal["auto", "off", "think", "mistral", "seed"]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             min_length=1,
         ),
     ] = None
+    reasoning_format: Annotated[
+        ReasoningName,
+        setting(
+            "--reasoning-format",
+            Group.MODEL,
+            "the markers around a model's reasoning, which becomes a field of its own in answers: "
+            "think is <think>, mistral [THINK], seed <seed:think>; auto: what the chat template "
+            "and the vocabulary have; off: reasoning is a part of the text",
+        ),
+    ] = "auto"
 
 
 class ModelKind(StrEnum):
@@ -64,3 +76,4 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     name: str
     defaults: SamplingDefaults = SamplingDefaults()
+    reasoning_format: ReasoningName = "auto"

@@ -22,6 +22,19 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.step_parts import DeviceTimes, Skip
 
 
+class Reasoning(msgspec.Struct, frozen=True):
+    """A model's reasoning before its answer, by the tokens that begin and end it.
+
+    `is_open`: the prompt ends within it; else it begins if the first output is `begin_id`. After
+    `budget_tokens` outputs within it (None: no limit) the next output is `end_id`.
+    """
+
+    begin_id: int
+    end_id: int
+    is_open: bool
+    budget_tokens: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn.
 
@@ -29,7 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty 0 and frequency_penalty 0 are off. `seed` is always set: the
     gateway draws one when the client gave none, so that every request can be replayed.
     `logprobs` is the number of top alternatives wanted beside the chosen token's own
-    log-probability (0 for that alone), None for no log-probabilities.
+    log-probability (0 for that alone), None for no log-probabilities. `reasoning` is set where the
+    reasoning has a budget, or a grammar begins after it.
     """
 
     temperature: float = 1.0
@@ -42,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
+    reasoning: Reasoning | None = None
 
 
 class GrammarKind(StrEnum):

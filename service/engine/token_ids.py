@@ -15,7 +15,10 @@ def names_unknown_token(submit: Submit, vocab_tokens: int | None) -> bool:
     """Whether a command has an id outside 0 .. vocab_tokens - 1. With `vocab_tokens` None, as in
     replay, where block aliases stand for the prompt, only negative ids that the client chose
     count."""
-    chosen = chain(submit.end_token_ids, submit.stop_token_ids, submit.sampling.logit_bias or ())
+    sampling = submit.sampling
+    reasoning = sampling.reasoning
+    marks = () if reasoning is None else (reasoning.begin_id, reasoning.end_id)
+    chosen = chain(submit.end_token_ids, submit.stop_token_ids, sampling.logit_bias or (), marks)
     if vocab_tokens is None:
         return any(token_id < 0 for token_id in chosen)
     if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < vocab_tokens:

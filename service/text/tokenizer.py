@@ -94,6 +94,11 @@ class Tokenizer:
         """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelt exactly so in the vocabulary."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
     def token_string(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġthe`; empty for padding ids."""
         found: str | None = self._backend.id_to_token(token_id)

@@ -11,12 +11,15 @@ give a span a negative length.
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 _LONGEST_AGE_NS = 600_000_000_000
+_DATE_FORM = re.compile(r"(?:[^%]|%-?[a-zA-Z%])*")  # a width, as in %99999d, would be a long text
+_DATE_FORM_CHARACTERS = 64
 
 
 class Clock(Protocol):
@@ -119,6 +122,19 @@ def utc_stamp() -> str:
 def utc_text(unix_ns: int) -> str:
     """A wall clock stamp for readers, as in 2026-01-31 23:59:59 UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns // 1_000_000_000))
+
+
+def date_text(form: str) -> str:
+    """The local date and time in the form of `strftime`, for chat templates that state the date.
+    Raises ValueError for a form that is not one of dates and times alone."""
+    return date_text_at(time.localtime(), form)
+
+
+def date_text_at(moment: time.struct_time, form: str) -> str:
+    """`moment` in the form of `strftime`. Raises ValueError as `date_text`."""
+    if len(form) > _DATE_FORM_CHARACTERS or not _DATE_FORM.fullmatch(form):
+        raise ValueError(f"{form[:_DATE_FORM_CHARACTERS]!r} is no form of a date")
+    return time.strftime(form, moment)
 
 
 def thread_cpu_ns() -> int:

@@ -196,6 +196,8 @@ class RequestEnded(_Fact, frozen=True):
     detected. `output_valid` says whether a constrained output that ended by itself obeys its
     constraint; None without a constraint, or for an output that was cut. `received_ns` is when
     the front end of an attached engine received the last token; None: not known.
+    `reasoning_tokens` of the output are reasoning before the answer, which its budget ended in
+    `reasonings_cut` of the choices.
     """
 
     request_id: str
@@ -211,6 +213,8 @@ class RequestEnded(_Fact, frozen=True):
     detected_ns: int | None
     output_valid: bool | None = None
     received_ns: int | None = None
+    reasoning_tokens: int = 0
+    reasonings_cut: int = 0
 
 
 Fact = (

@@ -87,6 +87,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         "parse_wait_ns": timeline.parsed.waited_ns if timeline.parsed else None,
         "prompt_tokens": timeline.tokenized.prompt_tokens if timeline.tokenized else None,
         "output_tokens": ended.output_tokens,
+        "reasoning_tokens": ended.reasoning_tokens,
         "detokenize_busy_ns": ended.detokenize_busy_ns,
         "accepted_ns": accepted.at_ns,
         "ended_ns": ended.at_ns,

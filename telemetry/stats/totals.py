@@ -44,6 +44,8 @@ class Totals(msgspec.Struct):
     grammars_refused: int = 0
     outputs_valid: int = 0
     outputs_invalid: int = 0
+    reasoning_tokens: int = 0
+    reasonings_cut: int = 0
     pauses: int = 0
     blocks_copied: int = 0
     device_steps: int = 0
@@ -74,10 +76,11 @@ class Totals(msgspec.Struct):
                 self.steps_failed[fact.failure] = self.steps_failed.get(fact.failure, 0) + 1
             case SequencePaused():
                 self.pauses += 1
-            case RequestEnded(output_valid=True):
-                self.outputs_valid += 1
-            case RequestEnded(output_valid=False):
-                self.outputs_invalid += 1
+            case RequestEnded():
+                self.outputs_valid += fact.output_valid is True
+                self.outputs_invalid += fact.output_valid is False
+                self.reasoning_tokens += fact.reasoning_tokens
+                self.reasonings_cut += fact.reasonings_cut
             case _:
                 pass
 

@@ -16,6 +16,7 @@ from telemetry.traces.stall_spans import Attributes, account_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
+_RESPONSES_ROUTE = "/v1/responses"
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
@@ -79,6 +80,8 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
         attributes["gen_ai.usage.cached_tokens"] = timeline.cached_tokens
         attributes["gen_ai.usage.num_sequences"] = len(timeline.sequences)
+    if ended.reasoning_tokens:
+        attributes["gen_ai.usage.reasoning.output_tokens"] = ended.reasoning_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
     more = account_attributes(timeline.account)
@@ -87,8 +90,11 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
 
 def response_id(timeline: RequestTimeline) -> str:
     """The `id` in the body of the answer."""
-    prefix = _ID_PREFIXES.get(timeline.accepted.operation, "cmpl")
-    return f"{prefix}-{timeline.accepted.request_id}"
+    accepted = timeline.accepted
+    if accepted.route == _RESPONSES_ROUTE:
+        return f"resp_{accepted.request_id}"
+    prefix = _ID_PREFIXES.get(accepted.operation, "cmpl")
+    return f"{prefix}-{accepted.request_id}"
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:

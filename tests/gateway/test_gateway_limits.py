@@ -15,6 +15,8 @@ from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError
 from service.gateway.http import limits
 from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
+from service.gateway.ingest.responses_body import ResponsesBody
+from service.gateway.ingest.responses_request import parse_responses
 from service.gateway.ingest.schemas import GenerationRequest, parse_chat, parse_completion
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
@@ -24,8 +26,9 @@ from tests.support.capped_types import Leaf, leaves_of, most_of, uncapped, value
 PARSERS: dict[type, Callable[[bytes, SamplingDefaults], GenerationRequest]] = {
     ChatBody: parse_chat,
     CompletionBody: parse_completion,
+    ResponsesBody: parse_responses,
 }
-BODIES = [ChatBody, CompletionBody, LimitsChange, TracingChange, TelemetryChange]
+BODIES = [ChatBody, CompletionBody, ResponsesBody, LimitsChange, TracingChange, TelemetryChange]
 LEAVES = [(kind, leaf) for kind in PARSERS for leaf in leaves_of(kind)]
 SIZED = [(kind, leaf) for kind, leaf in LEAVES if leaf.path[0] not in NOT_SUPPORTED]
 

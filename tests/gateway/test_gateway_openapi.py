@@ -14,13 +14,13 @@ from service.config.settings import GatewayConfig
 from service.gateway.generation.state import GatewayState
 from service.gateway.http import limits
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.responses_body import ResponsesBody
 from service.gateway.routes.app import routes_of
 from service.gateway.routes.openapi import document
 from service.gateway.routes.route_table import DESCRIPTIONS
 
-GENERATION: dict[str, Any] = {
-    "/v1/chat/completions": None, "/v1/completions": None, "/v1/embeddings": None,
-}  # fmt: skip
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+GENERATION: dict[str, Any] = dict.fromkeys(PATHS)
 
 
 def described(config: GatewayConfig | None = None) -> dict[str, Any]:
@@ -58,11 +58,13 @@ def test_the_document_is_valid_and_every_operation_can_be_generated_from() -> No
 
 def test_bodies_are_described_with_the_caps_that_parsing_keeps() -> None:
     schemas = described()["components"]["schemas"]
+    for kind in (ChatBody, CompletionBody, ResponsesBody):
+        shown = schemas[kind.__name__]
+        assert shown["additionalProperties"] is False
+        assert set(shown["properties"]) == set(kind.__struct_fields__)
     for kind in (ChatBody, CompletionBody):
         shown = schemas[kind.__name__]
         ids = shown["properties"]["stop_token_ids"]["anyOf"]
-        assert shown["additionalProperties"] is False
-        assert set(shown["properties"]) == set(kind.__struct_fields__)
         assert ids[0]["maxItems"] == limits.STOP_IDS.value
 
 

@@ -80,7 +80,12 @@ async def until_one_computes(running: IngestPool) -> None:
         (Operation.TEXT, b'{"prompt": "' + b"x" * IN_PLACE_BYTES),
         (Operation.TEXT, body(model="other", prompt="x" * IN_PLACE_BYTES)),
         (Operation.CHAT, json.dumps(
-            {"messages": [{"role": "user", "content": "h\u00e9llo" * 2000}]}).encode()),
+            {"messages": [{"role": "user", "content": "h\u00e9llo" * 2000},
+                          {"role": "assistant", "content": "a", "reasoning_content": "b"}],
+             "continue_final_message": True, "chat_template_kwargs": {"x": None}}).encode()),
+        (Operation.RESPONSES, json.dumps(
+            {"input": "hello " * 1000, "metadata": {"a": "b"}, "text": {"format": {
+                "type": "json_schema", "name": "n", "schema": {"type": "null"}}}}).encode()),
     ],
 )  # fmt: skip
 def test_a_worker_reads_a_body_as_it_is_read_in_place(operation: Operation, whole: bytes) -> None:

@@ -21,6 +21,8 @@ SAID = [
     ("system", "You are a helpful assistant that translates English to French."),
     ("human", "I love programming."),
 ]
+# a small model repeats itself within a text that has no limit; the client raises at a cut one
+ENDING = {"max_tokens": 800, "frequency_penalty": 1.0}
 
 
 class GetWeather(BaseModel):
@@ -86,19 +88,19 @@ def completion(url: str, model: str) -> dict[str, Any]:
 
 
 def structured(url: str, model: str) -> dict[str, Any]:
-    llm = chat(url, model, max_tokens=300).with_structured_output(Joke, method="json_schema")
+    llm = chat(url, model, **ENDING).with_structured_output(Joke, method="json_schema")
     found = llm.invoke("Tell me a joke about cats")
     return {"type": type(found).__name__, **found.model_dump()}
 
 
 def structured_by_tool(url: str, model: str) -> dict[str, Any]:
-    llm = chat(url, model, max_tokens=300).with_structured_output(Joke, method="function_calling")
+    llm = chat(url, model, **ENDING).with_structured_output(Joke, method="function_calling")
     found = llm.invoke("Tell me a joke about cats")
     return {"type": type(found).__name__, **found.model_dump()}
 
 
 def json_mode(url: str, model: str) -> dict[str, Any]:
-    llm = chat(url, model, max_tokens=200).bind(response_format={"type": "json_object"})
+    llm = chat(url, model, **ENDING).bind(response_format={"type": "json_object"})
     return {"value": json.loads(llm.invoke("A JSON object with the key a.").content)}
 
 

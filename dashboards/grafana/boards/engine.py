@@ -182,6 +182,11 @@ _EXTRAS = Row(
             (_T["outputs_valid"], "obey"),
             (_T["outputs_invalid"], "do not obey"),
         ),
+        _rates(
+            "Reasoning",
+            (_T["reasoning_tokens"], "tokens a second"),
+            (_T["reasonings_cut"], "ended by their budget a second"),
+        ),
         _rates("Tokens sampled under a mask", (_T["masked_tokens"], "tokens a second")),
         _rates(
             "Draft tokens a second",

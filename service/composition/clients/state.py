@@ -10,6 +10,7 @@ from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
 from service.model_files.embedding_files import embedding_model
+from service.text.reasoning import reasoning_format
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.clock import Clock
 from telemetry.metrics.ingest_counts import IngestCounts
@@ -25,7 +26,9 @@ def clients_state(
 ) -> GatewayState:
     """What the routes share; `own` are the fields in which processes differ. To be called on the
     event loop."""
-    reader = BodyReader(tokenizer, model.name, model.defaults, clock, config.compat)
+    reasoning = reasoning_format(tokenizer, model.reasoning_format)
+    named = model.name, model.defaults
+    reader = BodyReader(tokenizer, *named, clock, config.compat, reasoning)
     return GatewayState(
         config=config,
         clock=clock,
@@ -33,6 +36,7 @@ def clients_state(
         ingest=IngestPool(reader, model, config.ingest_workers, counts),
         model=model.name,
         sampling_defaults=model.defaults,
+        reasoning=reasoning,
         embedding=embedding_model(model, config.pooling),
         **own,
     )

@@ -1,8 +1,8 @@
 """Draws the next token of each sampled row.
 
 Order of operations: log-probabilities are taken from the raw logits; then the masks of
-grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the
-draw. This is the order of vLLM.
+grammars, logit_bias, min_tokens, the penalties, the end of a reasoning whose budget is used up,
+temperature, min_p, top_k, top_p; then the draw. This is the order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
 uniform number that is a hash of (s, i). So a text never depends on the batch it was
@@ -14,28 +14,26 @@ A step of greedy rows that want nothing else is one argmax over the batch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 
 from service.device.sampling.draw import draw_rows
 from service.device.sampling.draw_on_device import Draws, draws_of
-from service.device.sampling.grammar import MaskRows, Matcher
+from service.device.sampling.grammar import MaskRows
 from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.slot import Slot
 from service.engine.plan import (
     DecodeRow,
     PrefillChunk,
     Sample,
-    SamplingParams,
     SlotStart,
     TokenLogprob,
 )
+from service.engine.reasoning import Place
 from telemetry.facts.clock import Clock
 
-_GREEDY_BELOW = 1e-5
 _LEAST_PENALTY = 0.01  # a logit divided by less may be infinite, and no row could be drawn
 _MASK64 = (1 << 64) - 1
 
@@ -46,48 +44,6 @@ def uniform(seed: int, output_index: int) -> float:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return ((value ^ (value >> 31)) >> 11) * 2.0**-53
-
-
-@dataclass(slots=True)
-class _Slot:
-    """What the sampler remembers of a sequence; token counts only if penalties need them."""
-
-    params: SamplingParams
-    min_tokens: int
-    end_token_ids: tuple[int, ...]
-    prompt_ids: frozenset[int] = frozenset()
-    output_counts: Counter[int] = field(default_factory=Counter)
-    matcher: Matcher | None = None
-    counts_tokens: bool = False
-    is_greedy: bool = False
-    bias: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        params = self.params
-        self.counts_tokens = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        self.is_greedy = params.temperature < _GREEDY_BELOW
-        if params.logit_bias:
-            ids, biases = zip(*params.logit_bias.items(), strict=True)
-            self.bias = torch.tensor(ids), torch.tensor(biases)
-
-    def is_just_argmax(self, output_index: int) -> bool:
-        """Whether the row's next token is the likeliest, and nothing else is asked for."""
-        return self.is_greedy and self.is_just_drawn(output_index)
-
-    def is_just_drawn(self, output_index: int) -> bool:
-        """Whether the next token is the likeliest or drawn by temperature and filters, and nothing
-        else is asked for."""
-        if self.matcher is not None or self.params.logprobs is not None:
-            return False
-        return not self.alters_logits(output_index)
-
-    def alters_logits(self, output_index: int) -> bool:
-        held = output_index < self.min_tokens and bool(self.end_token_ids)
-        return held or bool(self.params.logit_bias) or self.counts_tokens
 
 
 class Sampler:
@@ -105,13 +61,13 @@ class Sampler:
         self._clock = clock
         self._compiler = compiler
         self._masks = MaskRows(vocab)
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self.last_mask_ns = 0
         self.last_masked_rows = 0
 
     def start(self, start: SlotStart) -> None:
         """A sequence takes the slot, fresh or back from a preemption."""
-        slot = _Slot(start.sampling, start.min_tokens, tuple(start.end_token_ids))
+        slot = Slot(start.sampling, start.min_tokens, tuple(start.end_token_ids))
         if slot.counts_tokens:
             slot.prompt_ids = frozenset(start.prompt)
             slot.output_counts.update(start.outputs)
@@ -119,7 +75,9 @@ class Sampler:
             if self._compiler is None:
                 raise ValueError("a grammar was asked for, but the sampler has no compiler")
             slot.matcher = self._compiler.matcher(start.grammar)
-            slot.matcher.replay(start.outputs)
+        answer = start.outputs if slot.watch is None else slot.watch.replay(start.outputs)
+        if slot.matcher is not None:
+            slot.matcher.replay(answer)
         self._slots[start.slot] = slot
 
     def stop(self, slot: int) -> None:
@@ -179,7 +137,7 @@ class Sampler:
         return tuple(tuple(row) for row in samples)
 
     def _round(
-        self, slots: Sequence[_Slot], output_indices: Sequence[int], logits: torch.Tensor
+        self, slots: Sequence[Slot], output_indices: Sequence[int], logits: torch.Tensor
     ) -> tuple[Sample, ...]:
         """One token a row; `output_indices` say which output of its sequence each token is."""
         if all(
@@ -207,7 +165,7 @@ class Sampler:
         )
 
     def _choose(
-        self, slots: Sequence[_Slot], output_indices: Sequence[int], logits: torch.Tensor
+        self, slots: Sequence[Slot], output_indices: Sequence[int], logits: torch.Tensor
     ) -> list[int]:
         """The likeliest token of greedy rows, a drawn one of all others."""
         drawn = [index for index, slot in enumerate(slots) if not slot.is_greedy]
@@ -227,16 +185,21 @@ class Sampler:
             tokens[index] = token
         return tokens
 
-    def _mask(self, slots: Sequence[_Slot], logits: torch.Tensor) -> torch.Tensor:
+    def _mask(self, slots: Sequence[Slot], logits: torch.Tensor) -> torch.Tensor:
         """Logits with what grammars forbid at minus infinity, in a copy if there are any."""
-        indices = [index for index, slot in enumerate(slots) if slot.matcher is not None]
-        if not indices:
+        found = [(index, matcher) for index, slot in enumerate(slots)
+                 if (matcher := slot.active_matcher) is not None]  # fmt: skip
+        if not found:
             return logits
+        indices = [index for index, _ in found]
         self.last_masked_rows += len(indices)
         begin_ns = self._now_ns()
-        matchers = [matcher for slot in slots if (matcher := slot.matcher) is not None]
-        masks = self._masks.fill(matchers)
+        masks = self._masks.fill([matcher for _, matcher in found])
         forbidden = self._masks.forbidden(masks, logits.device)
+        for row, index in enumerate(indices):
+            watch = slots[index].watch
+            if watch is not None and watch.place is Place.OPENING:
+                forbidden[row, watch.begin_id] = False
         if len(indices) == len(slots):
             logits = logits.masked_fill(forbidden, -torch.inf)
         else:
@@ -246,33 +209,38 @@ class Sampler:
         self.last_mask_ns += self._now_ns() - begin_ns
         return logits
 
-    def _follow(self, slots: Sequence[_Slot], tokens: Sequence[int]) -> None:
-        """Grammars go on past the drawn tokens."""
-        if not self.last_masked_rows:
+    def _follow(self, slots: Sequence[Slot], tokens: Sequence[int]) -> None:
+        """Grammars and reasonings go on past the drawn tokens."""
+        followed = [
+            (slot, token)
+            for slot, token in zip(slots, tokens, strict=True)
+            if slot.matcher is not None or slot.watch is not None
+        ]
+        if not followed:
             return
         begin_ns = self._now_ns()
-        for slot, token in zip(slots, tokens, strict=True):
-            if slot.matcher is not None:
-                slot.matcher.accept(token)
+        for slot, token in followed:
+            slot.accept(token)
         self.last_mask_ns += self._now_ns() - begin_ns
 
     def _now_ns(self) -> int:
         return self._clock.now_ns() if self._clock is not None else 0
 
-    def _alter(self, logits: torch.Tensor, slot: _Slot, output_index: int) -> None:
-        """Bias, minimum length and penalties, in place on one row.
+    def _alter(self, logits: torch.Tensor, slot: Slot, output_index: int) -> None:
+        """Bias, minimum length, penalties and the end of the reasoning, in place on one row.
 
-        The end tokens are not held off where a grammar allows nothing else.
+        The end tokens are held off while a grammar still waits for the reasoning to end; they are
+        not where a grammar allows nothing else.
         """
         params = slot.params
         if slot.bias is not None:
             biased, biases = slot.bias
             logits.index_add_(0, biased.to(logits.device), biases.to(logits))
-        if output_index < slot.min_tokens and slot.end_token_ids:
+        if slot.holds_ends(output_index):
             ends = list(slot.end_token_ids)
             held = logits[ends]
             logits[ends] = -torch.inf
-            if slot.matcher is not None and not torch.isfinite(logits).any():
+            if slot.active_matcher is not None and not torch.isfinite(logits).any():
                 logits[ends] = held
         if params.repetition_penalty != 1.0:
             seen = sorted(slot.prompt_ids | slot.output_counts.keys())
@@ -285,6 +253,10 @@ class Sampler:
             weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
             penalties = params.frequency_penalty * weights + params.presence_penalty
             logits[torch.tensor(ids, device=logits.device)] -= penalties
+        forced = None if slot.watch is None else slot.watch.forced_id
+        if forced is not None:
+            logits.fill_(-torch.inf)
+            logits[forced] = 0.0
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:

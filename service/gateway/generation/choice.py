@@ -7,6 +7,7 @@ from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
 from service.engine.prompt_output import PromptResult
+from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
 from service.gateway.ingest.score_rendering import token_name
 from service.text.detokenizer import Detokenizer, StopScanner
@@ -26,21 +27,25 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in a choice since the last `take_delta`; `token_ids` None: they were not asked
-    for."""
+    """What is new in a choice since the last `take_delta`; `text` is of the answer. `token_ids`
+    None: they were not asked for."""
 
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
     token_ids: list[int] | None = None
+    reasoning: str = ""
 
     @property
     def is_empty(self) -> bool:
-        return not self.text and not self.scored and self.finish_reason is None
+        if self.text or self.reasoning or self.scored:
+            return False
+        return self.finish_reason is None
 
 
 class Choice:
-    """Detokenizes one sequence and finds its stop strings; `read` is what came of its prompt."""
+    """Detokenizes one sequence, and finds the stop strings of its answer; `read` is what came of
+    its prompt."""
 
     def __init__(
         self,
@@ -49,12 +54,16 @@ class Choice:
         tokenizer: Tokenizer,
         stops: tuple[str, ...],
         wishes: Wishes = NO_WISHES,
+        reasoning: ReasoningText | None = None,
     ) -> None:
+        """`reasoning` takes what comes before the answer; None: all is the answer."""
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
         self.end: EndReason | None = None
         self.stop_found = False
+        self.reasoning = reasoning
+        self._strips = False
         self._keep_stop = wishes.keep_stop
         self._detokenizer = Detokenizer(tokenizer, skip_special=not wishes.keep_special)
         self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
@@ -96,7 +105,8 @@ class Choice:
         if self.done and not self._finish_sent:
             self._finish_sent = True
             finish = self.finish_reason
-        delta = Delta("".join(self._text), self._scored, finish)
+        thought = "" if self.reasoning is None else self.reasoning.take()
+        delta = Delta("".join(self._text), self._scored, finish, reasoning=thought)
         self._taken_text.append(delta.text)
         self._text, self._scored = [], []
         if self._token_ids is not None and not delta.is_empty:
@@ -115,19 +125,26 @@ class Choice:
 
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
+        if self._token_ids is not None:
+            self._token_ids.append(sample.token_id)
         if sample.logprob is not None:
             self._logprob += sample.logprob
+        if self.reasoning is not None and not self.reasoning.accept(sample.token_id):
+            self._strips = True  # the blank lines between reasoning and answer
+            return
+        if sample.logprob is not None:
             scored = ScoredToken(
                 sample.token_id, sample.logprob, sample.top or (), self._raw_length
             )
             self._scored.append(scored)
-        if self._token_ids is not None:
-            self._token_ids.append(sample.token_id)
         if end in (EndReason.EOS, EndReason.STOP_TOKEN) and not self._keep_stop:
             return  # the token that ends the text is not part of it
         self._append(self._detokenizer.push(sample.token_id))
 
     def _append(self, text: str) -> None:
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
         self._raw_length += len(text)
         if self._scanner is not None:
             text, self.stop_found = self._scanner.push(text)
@@ -136,6 +153,8 @@ class Choice:
 
     def _flush(self) -> None:
         """Release the text that was held back for a stop string or an incomplete character."""
+        if self.reasoning is not None:
+            self.reasoning.finish()
         self._append(self._detokenizer.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())

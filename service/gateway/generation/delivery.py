@@ -21,7 +21,6 @@ from starlette.types import Send
 from service.gateway.engine_client.output_queue import ignore
 from service.gateway.errors import ApiError
 from service.gateway.generation.request_recorder import RequestRecorder
-from service.gateway.generation.responses import DONE_EVENT
 from service.gateway.http.asgi import send_error, send_start, send_whole
 from telemetry.facts.reasons import Outcome
 from telemetry.requests.timings import RequestTimings, server_timing
@@ -44,6 +43,7 @@ class Delivery:
         self._on_blocked = on_blocked
         self._send = send
         self._recorder = recorder
+        self.failed: Callable[[ApiError], bytes | None] = _no_event_of_its_own
         self._typed = False
         self.streaming = False
         self._first_token_sent = False
@@ -52,6 +52,7 @@ class Delivery:
     def close(self) -> None:
         """The request has ended: drop its callback, so that there is no reference cycle."""
         self._on_blocked = ignore
+        self.failed = _no_event_of_its_own
 
     async def begin_stream(self, typed: bool, waiting_before: int | None) -> None:
         """Send status and headers; from now on errors are events.
@@ -72,6 +73,11 @@ class Delivery:
             accepted_event = named_event("accepted", msgspec.json.encode(accepted))
             await self._send_body(accepted_event, is_content=False)
 
+    async def send_opening(self, opening: bytes) -> None:
+        """Send what says only that the request was taken, if there is something."""
+        if opening:
+            await self._send_body(opening, is_content=False)
+
     async def send_heartbeat(self) -> None:
         """Send a comment, which clients ignore."""
         await self._send_body(_HEARTBEAT, is_content=False)
@@ -91,13 +97,13 @@ class Delivery:
             parts.insert(0, named_event("first_token", b"{}"))
         return b"".join(parts)
 
-    async def end_stream(self, tail: bytes, finish_reasons: list[str]) -> None:
-        """Send usage and metrics if they were asked for, and the end."""
+    async def end_stream(self, tail: bytes, finish_reasons: list[str], done: bytes) -> None:
+        """Send the tail (usage and metrics, if they were asked for), and what ends the stream."""
         if self._typed:
             tail = b"event: usage\n" + tail if tail else b""
             body = msgspec.json.encode({"finish_reasons": finish_reasons})
             tail += named_event("completed", body)
-        await self._send_body(tail + DONE_EVENT, last=True)
+        await self._send_body(tail + done, last=True)
 
     async def send_response(self, body: bytes, timings: RequestTimings | None = None) -> None:
         """Send a response in one piece; `timings` go into the `server-timing` header too."""
@@ -123,6 +129,9 @@ class Delivery:
             )
 
     def _error_event(self, error: ApiError) -> bytes:
+        own = self.failed(error)
+        if own is not None:
+            return own
         if not self._typed:
             return b"data: " + error.body() + b"\n\n"
         cancelled = error.reason.outcome is Outcome.CANCELLED
@@ -159,6 +168,10 @@ class Delivery:
         await self.finish_write()
         if not self.write(body, last, is_content):
             await self.finish_write()
+
+
+def _no_event_of_its_own(error: ApiError) -> None:
+    """An error is written as its body."""
 
 
 @coroutine

@@ -113,6 +113,7 @@ class GenerationHandler:
             if self._processor is not None:
                 self._processor.close()
             output_tokens = sum(choice.output_tokens for choice in self._choices)
+            self._recorder.reasoned(choice.reasoning for choice in self._choices)
             self._recorder.ended(reason, error_type, output_tokens)
 
     def interrupt(self, reason: EndReason) -> None:
@@ -134,7 +135,7 @@ class GenerationHandler:
         """Serve until the end, and return its reason; every error is raised."""
         state = self._state
         refused, self.tenant = identify(state.config, self._scope)
-        self._recorder.accepted(self._scope, self._operation.value, self.tenant)
+        self._recorder.accepted(self._scope, self._operation.genai_name, self.tenant)
         if refused is not None:
             raise refused
         if state.drain.active:

@@ -14,6 +14,7 @@ from typing import Any
 from service.engine.plan import Emission
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, error_of_end
+from service.gateway.generation.answer_writer import AnswerWriter
 from service.gateway.generation.choice import Choice, Delta
 from service.gateway.generation.delivery import Delivery
 from service.gateway.generation.prompt_echo import echoes_of
@@ -22,11 +23,9 @@ from service.gateway.generation.responses import (
     ChunkWriter,
     ResponseHead,
     best_choices,
-    full_body,
-    last_event,
-    role_events,
     usage,
 )
+from service.gateway.generation.responses_writer import ResponsesWriter
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest
@@ -55,11 +54,13 @@ class OutputProcessor:
         self._outputs = outputs
         self._delivery = delivery
         self._request = request
-        self._head = head
         self._choices = choices
         self._prompts = prompts
         self._by_id = {choice.seq_id: choice for choice in choices}
-        self._writer = ChunkWriter(head, state.tokenizer)
+        self._writer: AnswerWriter = ChunkWriter(head, state.tokenizer)
+        if request.repeated is not None:
+            self._writer = ResponsesWriter(head, state.tokenizer, request.repeated)
+        delivery.failed = self._writer.failed
         self._failure: ApiError | None = None
 
     def close(self) -> None:
@@ -77,26 +78,27 @@ class OutputProcessor:
         while not await self._outputs.wait_accepted(len(self._choices)):
             await self._process_next()
         await self._delivery.begin_stream(self._request.typed_events, self._waiting_before())
+        await self._delivery.send_opening(self._writer.opening())
         while not self._has_output:
             if await self._outputs.wait_output(self._state.config.stream_heartbeat_s or None):
                 await self._process_next()
             else:
                 await self._delivery.send_heartbeat()
-        first = [*role_events(self._head, self._choices), *self._echoes(), *self._new_events()]
+        first = [*self._writer.first(self._choices), *self._echoes(), *self._new_events()]
         await self._delivery.send_events(first)
         await self._process_until_done()
-        tail = last_event(self._head, self._usage(), await self._timings())
-        await self._delivery.end_stream(tail, [c.finish_reason for c in self._choices])
+        tail = self._writer.last(self._usage(), await self._timings())
+        reasons = [choice.finish_reason for choice in self._choices]
+        await self._delivery.end_stream(tail, reasons, self._writer.done)
 
     async def _respond_whole(self) -> None:
         await self._process_until_done()
         timings = await self._timings()
         sent = best_choices(self._choices, self._request)
         deltas = [choice.take_delta() for choice in sent]
-        counts, tokenizer = self._usage(), self._state.tokenizer
         read = [choice.read for choice in self._choices[:: self._request.candidates]]
         echoes = await echoes_of(self._state.ingest, self._request, self._prompts, read)
-        body = full_body(self._head, sent, deltas, counts, tokenizer, timings, echoes)
+        body = self._writer.whole(sent, deltas, self._usage(), timings, echoes)
         await self._delivery.send_response(body, timings)
 
     async def _process_until_done(self) -> None:
@@ -198,7 +200,8 @@ class OutputProcessor:
         first = self._choices[:: self._request.candidates]
         cached = sum(self._outputs.hit_tokens.get(choice.seq_id, 0) for choice in first)
         prompt_tokens = sum(prompt.tokens for prompt in self._prompts)
-        return usage(prompt_tokens, self._output_tokens, cached)
+        reasoned = sum(c.reasoning.tokens for c in self._choices if c.reasoning is not None)
+        return usage(prompt_tokens, self._output_tokens, cached, reasoned)
 
     @property
     def _output_tokens(self) -> int:

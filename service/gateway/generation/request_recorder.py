@@ -5,10 +5,13 @@ Exactly one RequestEnded follows one RequestAccepted, however the request ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from starlette.types import Scope
 
 from service.engine.inbox import Submit
 from service.engine.plan import GrammarKind
+from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.http.asgi import header, label
 from service.gateway.ingest.schemas import GenerationRequest
 from telemetry.facts.clock import Clock
@@ -52,6 +55,8 @@ class RequestRecorder:
         self._gateway = gateway
         self._lane = lane
         self._clock = clock
+        self._reasoning_tokens = 0
+        self._reasonings_cut = 0
         self._bytes_sent = 0
         self._first_sent_ns: int | None = None
         self._detokenized_ns: int | None = None
@@ -139,6 +144,12 @@ class RequestRecorder:
         """The last byte was sent: this is the time of the end, whenever that is recorded."""
         self._answered_ns = self._clock.now_ns()
 
+    def reasoned(self, reasonings: Iterable[ReasoningText | None]) -> None:
+        """What the choices have reasoned, of those that can."""
+        found = [one for one in reasonings if one is not None]
+        self._reasoning_tokens = sum(one.tokens for one in found)
+        self._reasonings_cut = sum(one.was_cut for one in found)
+
     def ended(self, reason: EndReason, error_type: str | None, output_tokens: int) -> None:
         self._lane.append(self._end(reason, error_type, output_tokens))
 
@@ -160,6 +171,8 @@ class RequestRecorder:
             bytes_sent=self._bytes_sent,
             detected_ns=self._detected_ns,
             output_valid=self.output_valid,
+            reasoning_tokens=self._reasoning_tokens,
+            reasonings_cut=self._reasonings_cut,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
 from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
@@ -46,13 +47,17 @@ class ResponseHead:
         return found
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """`cached_tokens` of the prompt were in the prefix cache."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """`cached_tokens` of the prompt were in the prefix cache; `reasoning_tokens` are a part of
+    `completion_tokens`."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
@@ -77,7 +82,7 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
 
 
 class ChunkWriter:
-    """Encodes the chunks of one response.
+    """Writes one response of the chat or the text route, in chunks or whole.
 
     Most chunks have a piece of text and nothing else that is new. The bytes around the text are
     the same from chunk to chunk, so they are encoded once for each choice.
@@ -86,24 +91,57 @@ class ChunkWriter:
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._around: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
         is_text = head.operation is Operation.TEXT
         prompts = head.prompt_ids if is_text else None  # in chat the chunk with the role has it
         self._prompt_ids = dict(enumerate(prompts or ()))
 
+    done = DONE_EVENT
+
+    def opening(self) -> bytes:
+        """Nothing: OpenAI's chat streams begin with the first output."""
+        return b""
+
+    def first(self, choices: list[Choice]) -> list[bytes]:
+        """The roles."""
+        return role_events(self._head, choices)
+
+    def last(self, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
+        """Usage and metrics, if they were asked for."""
+        return last_event(self._head, counts, timings)
+
+    def failed(self, error: ApiError) -> None:
+        """An error is its own event."""
+        return
+
+    def whole(
+        self,
+        choices: list[Choice],
+        deltas: list[Delta],
+        counts: dict[str, Any],
+        timings: RequestTimings | None,
+        echoes: Sequence[PromptEcho] = (),
+    ) -> bytes:
+        """The response in one piece."""
+        return full_body(self._head, choices, deltas, counts, self._tokenizer, timings, echoes)
+
     def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
         """The same bytes as `delta_event`. `counts` is the usage so far, if each chunk has it."""
         more = delta.token_ids is not None or counts is not None
-        if more or delta.scored or not delta.text or delta.finish_reason is not None:
+        is_plain = bool(delta.text) != bool(delta.reasoning)
+        if more or delta.scored or not is_plain or delta.finish_reason is not None:
             prompt_ids = self._prompt_ids.pop(choice.index, None)
             return delta_event(self._head, choice, delta, self._tokenizer, counts, prompt_ids)
-        around = self._around.get(choice.index)
+        key = choice.index, bool(delta.reasoning)
+        around = self._around.get(key)
         if around is None:
-            around = self._around[choice.index] = self._frame(choice)
-        return around[0] + _encode(delta.text) + around[1]
+            around = self._around[key] = self._frame(choice, is_reasoning=key[1])
+        return around[0] + _encode(delta.text or delta.reasoning) + around[1]
 
-    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
-        whole = delta_event(self._head, choice, Delta(_PLACEHOLDER, [], None), self._tokenizer)
+    def _frame(self, choice: Choice, is_reasoning: bool) -> tuple[bytes, bytes]:
+        texts = ("", _PLACEHOLDER) if is_reasoning else (_PLACEHOLDER, "")
+        delta = Delta(texts[0], [], None, reasoning=texts[1])
+        whole = delta_event(self._head, choice, delta, self._tokenizer)
         before, mark, after = whole.rpartition(_encode(_PLACEHOLDER))
         assert mark, "a chunk without its text"
         return before, after
@@ -120,7 +158,8 @@ def delta_event(
     """One chunk of one choice; `prompt_ids` of its prompt in the first one, where asked for."""
     body: dict[str, Any] = {"index": choice.index}
     if head.operation is Operation.CHAT:
-        body["delta"] = {"content": delta.text} if delta.text else {}
+        texts = (("reasoning_content", delta.reasoning), ("content", delta.text))
+        body["delta"] = {name: text for name, text in texts if text}
     else:
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
@@ -175,6 +214,8 @@ def full_body(
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
             body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if delta.reasoning:
+                body["message"]["reasoning_content"] = delta.reasoning
         else:
             body["text"] = echo.text + delta.text
         body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))

@@ -10,6 +10,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
 from service.model_files.embedding_files import EmbeddingModel
+from service.text.reasoning import ReasoningFormat
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import StartReport
@@ -31,4 +32,5 @@ class GatewayState(ServerState):
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
     number: int = 0
+    reasoning: ReasoningFormat | None = None
     embedding: EmbeddingModel | None = None

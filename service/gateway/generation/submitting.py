@@ -10,15 +10,17 @@ from typing import cast
 import msgspec
 
 from service.engine.inbox import Submit
-from service.engine.plan import SamplingParams
+from service.engine.plan import Reasoning, SamplingParams
 from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import EngineUnavailable, Interrupted, bad_request
 from service.gateway.generation.choice import Choice
+from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
+from service.text.reasoning import ReasoningState
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.requests.slo_policy import SloClass
 
@@ -51,7 +53,7 @@ def build_submits(
                 seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
-                sampling=_sampling(request, seed + index * request.candidates + number),
+                sampling=_sampling(state, request, seed + index * request.candidates + number),
                 min_tokens=min(request.min_tokens, limit),
                 end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
                 stop_token_ids=request.stop_token_ids,
@@ -95,8 +97,14 @@ async def submit_all(
     Other tasks run between long prompts. Raises ApiError, and Interrupted.
     """
     written_bytes = 0
+    tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     for index, submit in enumerate(submits, len(choices)):
-        choices.append(Choice(index, submit.seq_id, state.tokenizer, request.stops, request.wishes))
+        thought = None
+        if reasoning is not None:
+            thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
+        choices.append(
+            Choice(index, submit.seq_id, tokenizer, request.stops, request.wishes, thought)
+        )
         submitted_ns = state.clock.now_ns()
         try:
             written_bytes += state.engine.submit(submit, outputs)
@@ -120,7 +128,17 @@ def prompt_ids(
     return [ids for ids in decoded for _ in range(request.choices)]
 
 
-def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
+def _reasoning(state: GatewayState, request: GenerationRequest) -> Reasoning | None:
+    """What the engine and the gateway follow of the reasoning; None where there can be none."""
+    form = state.reasoning
+    if form is None or request.reasoning is ReasoningState.NONE:
+        return None
+    is_open = request.reasoning is ReasoningState.OPEN
+    return Reasoning(form.begin_id, form.end_id, is_open, request.thinking_token_budget)
+
+
+def _sampling(state: GatewayState, request: GenerationRequest, seed: int) -> SamplingParams:
+    steered = request.thinking_token_budget is not None or request.grammar is not None
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -132,4 +150,5 @@ def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
         seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63),  # msgpack carries 64 bits
         logprobs=request.sampled_logprobs,
         logit_bias=request.logit_bias,
+        reasoning=_reasoning(state, request) if steered else None,
     )

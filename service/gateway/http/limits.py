@@ -30,6 +30,21 @@ CONTENT_PARTS = Limit(
     1024, "parts", "`content` of one message", "they are joined into one text anyway"
 )
 MESSAGE_NAME_CHARACTERS = Limit(256, "characters", "`name` of a message", "it is a name")
+TEMPLATE_VARIABLES = Limit(
+    32, "names", "`chat_template_kwargs`", "templates read a handful of variables"
+)
+TEMPLATE_NAME_CHARACTERS = Limit(
+    64, "characters", "a name in `chat_template_kwargs`", "it is a name"
+)
+TEMPLATE_CHARACTERS = Limit(
+    4096, "characters", "a text in `chat_template_kwargs`",
+    "a template may repeat it with every message",
+)  # fmt: skip
+TEMPLATE_NUMBER = Limit(
+    1 << 20, "either way", "a number in `chat_template_kwargs`",
+    "a template may count to it, or repeat a text so often",
+)  # fmt: skip
+DOCUMENTS = Limit(256, "documents", "`documents`", "the chat template runs once over each")
 SEQUENCES = Limit(
     256, "sequences", "prompts times `n` or `best_of`",
     "each is scheduled, and holds cache blocks, on its own",
@@ -93,6 +108,10 @@ SCHEMA_NAME_CHARACTERS = Limit(
 )
 SCHEMA_DESCRIPTION_CHARACTERS = Limit(
     4096, "characters", "`response_format.json_schema.description`", "it has no effect here"
+)
+INCLUDED = Limit(16, "names", "`include` of `/v1/responses`", "OpenAI knows fewer")
+ITEM_NAME_CHARACTERS = Limit(
+    256, "characters", "`id` of an item in `input`", "it is a name, and has no effect here"
 )
 REQUEST_ID_CHARACTERS = Limit(
     128, "characters", "the header `x-request-id`",

@@ -7,7 +7,7 @@ nothing in between reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,15 +15,17 @@ import msgspec
 from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
 from service.gateway.http import limits
+from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
 from service.gateway.ingest.compat.wishes import cut_prompt
 from service.gateway.ingest.embedding_bodies import parse_embeddings
+from service.gateway.ingest.responses_request import parse_responses, renamed
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
     parse_chat,
     parse_completion,
 )
-from service.text.chat_template import TemplateError, render_chat
+from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.clock import Clock
 
@@ -83,13 +85,16 @@ class BodyReader:
         defaults: SamplingDefaults,
         clock: Clock,
         compat: Compat = DEFAULT_COMPAT,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
+        """`reasoning` is how the model reasons, None if it does not."""
         self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
         self.model = model
         self._defaults = defaults
         self._clock = clock
         self.compat = compat
+        self._reasoning = reasoning
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -98,20 +103,22 @@ class BodyReader:
         try:
             request = self._parse(operation, body)
         except ApiError as error:
-            return IngestResult(begun_ns=begun_ns, refusal=PackedError.of(error))
+            return IngestResult(begun_ns=begun_ns, refusal=_packed(error, operation))
         parsed_ns = self._clock.now_ns()
         prompts: tuple[PackedPrompt, ...] = ()
         refusal = None
         if context_tokens is not None:
             try:
                 _check_ids(request, self.tokenizer)
+                _check_budget(request, self._reasoning)
                 texts = self._texts(request)
+                request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
                 _check_scores(request, prompts)
             except ApiError as error:
                 if request.embedding is not None:
                     error.param = "input"  # whatever a prompt is called in other bodies
-                refusal = PackedError.of(error)
+                refusal = _packed(error, operation)
         return IngestResult(
             begun_ns=begun_ns,
             request=_without_texts(request),
@@ -124,6 +131,8 @@ class BodyReader:
         match operation:
             case Operation.CHAT:
                 request = parse_chat(body, self._defaults, self.compat)
+            case Operation.RESPONSES:
+                request = parse_responses(body, self._defaults)
             case Operation.TEXT:
                 request = parse_completion(body, self._defaults, self.compat)
             case Operation.EMBEDDINGS:
@@ -136,7 +145,19 @@ class BodyReader:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        return (render_messages(self.tokenizer, request.messages),)
+        return (chat_prompt(self.tokenizer, request.messages, request.chat),)
+
+    def _reasoning_after(
+        self, request: GenerationRequest, texts: tuple[str | list[int], ...]
+    ) -> ReasoningState:
+        """Whether reasoning follows the prompt; it is kept apart in chats only."""
+        if self._reasoning is None or request.messages is None:
+            return ReasoningState.NONE
+        (rendered,) = texts
+        assert isinstance(rendered, str)
+        return reasoning_after(
+            self._reasoning, self.tokenizer, request.messages, request.chat, rendered
+        )
 
     def _pack(
         self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
@@ -178,26 +199,8 @@ class BodyReader:
         return ids
 
 
-def render_messages(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, str]],
-    add_generation_prompt: bool = True,
-) -> str:
-    """The prompt of a conversation, by the model's chat template. Raises ApiError."""
-    if tokenizer.chat_template is None:
-        raise bad_request("this model has no chat template; use /v1/completions")
-    bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
-    eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
-    try:
-        return render_chat(
-            tokenizer.chat_template,
-            messages,
-            bos_token=bos,
-            eos_token=eos,
-            add_generation_prompt=add_generation_prompt,
-        )
-    except TemplateError as error:
-        raise bad_request(str(error), "messages") from error
+def _packed(error: ApiError, operation: Operation) -> PackedError:
+    return PackedError.of(renamed(error) if operation is Operation.RESPONSES else error)
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
@@ -218,6 +221,16 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
             f"together they exceed the context of {context_tokens} tokens"
         )
     return request.max_tokens
+
+
+def _check_budget(request: GenerationRequest, reasoning: ReasoningFormat | None) -> None:
+    if request.thinking_token_budget is not None and reasoning is None:
+        raise bad_request(
+            "thinking_token_budget is for models that reason; this one has no markers of "
+            "reasoning, or the server was started with --reasoning-format off",
+            "thinking_token_budget",
+            "unsupported",
+        )
 
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
@@ -262,5 +275,5 @@ def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
 def _without_texts(request: GenerationRequest) -> GenerationRequest:
     """The request without its texts: what remains says whether it is chat, and how many prompts."""
     if request.messages is not None:
-        return replace(request, messages=())
+        return replace(request, messages=(), chat=ChatOptions())
     return replace(request, prompts=("",) * len(request.prompts or ()))

@@ -70,6 +70,28 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 WithoutEffect = Annotated[str, Meta(max_length=limits.USER_CHARACTERS.value)]
 MetadataKey = Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARACTERS.value)]
 MetadataText = Annotated[str, Meta(max_length=limits.METADATA_CHARACTERS.value)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_VARIABLE = limits.TEMPLATE_NUMBER.value
+TemplateValue = (
+    bool
+    | Annotated[int, Meta(ge=-_VARIABLE, le=_VARIABLE)]
+    | Annotated[float, Meta(ge=-_VARIABLE, le=_VARIABLE)]
+    | Annotated[str, Meta(max_length=limits.TEMPLATE_CHARACTERS.value)]
+    | None
+)
+TemplateVariables = Annotated[
+    dict[
+        Annotated[
+            str,
+            Meta(
+                pattern="^[a-zA-Z][a-zA-Z0-9_]*$",
+                max_length=limits.TEMPLATE_NAME_CHARACTERS.value,
+            ),
+        ],
+        TemplateValue,
+    ],
+    Meta(max_length=limits.TEMPLATE_VARIABLES.value),
+]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -131,7 +153,6 @@ class NotSupported(ForeignFields, forbid_unknown_fields=True, kw_only=True):
     audio: None = None
     prediction: None = None
     web_search_options: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     store: NotTrue | None = None
     suffix: Annotated[str, Meta(max_length=0)] | None = None
@@ -143,7 +164,10 @@ NOT_SUPPORTED = refused_names(ForeignFields) | (
 
 
 class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both generation routes. Null or absent means the default."""
+    """The fields of both generation routes. Null or absent means the default.
+
+    `continue_final_message` means nothing to a text, which is continued anyway.
+    """
 
     model: Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)] | None = None
     stream: bool | None = None
@@ -180,6 +204,8 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=limits.SALT_CHARACTERS.value)] | None
     ) = None
     cache_prefix: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
     user: WithoutEffect | None = None
     safety_identifier: WithoutEffect | None = None
     prompt_cache_key: WithoutEffect | None = None
@@ -189,22 +215,41 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     ) = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A part of a message; only text is supported."""
+class ContentPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of a message; `refusal` is one of the assistant's, sent back."""
 
-    type: Literal["text"]
-    text: BodyText
+    type: Literal["text", "refusal"]
+    text: BodyText | None = None
+    refusal: BodyText | None = None
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of the conversation so far."""
+    """One message of the conversation so far.
+
+    The fields below `name` are of the assistant's messages, as clients send them back. `reasoning`
+    is vLLM's newer name of `reasoning_content`.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: (
         BodyText
-        | Annotated[list[TextPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
-    )
+        | Annotated[list[ContentPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
+        | None
+    ) = None
     name: Annotated[str, Meta(max_length=limits.MESSAGE_NAME_CHARACTERS.value)] | None = None
+    refusal: BodyText | None = None
+    reasoning_content: BodyText | None = None
+    reasoning: BodyText | None = None
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Document(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text that the template puts before the conversation, if it can."""
+
+    text: BodyText
+    title: BodyText | None = None
 
 
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
@@ -214,6 +259,21 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: AtLeastOneToken | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    documents: Annotated[list[Document], Meta(max_length=limits.DOCUMENTS.value)] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: (
+        Annotated[
+            int,
+            Meta(
+                ge=-1,
+                le=limits.TOKENS.value,
+                description="Most tokens of reasoning; then its end is forced. -1: no limit.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):

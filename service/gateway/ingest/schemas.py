@@ -6,7 +6,7 @@ that exclude or require each other. No field is ignored silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -14,27 +14,34 @@ from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
+from service.gateway.ingest.chat_prompt import ChatOptions, chat_options, template_message
 from service.gateway.ingest.compat.checks import check_foreign, unsupported
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes, salt_of, wishes_of
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.formats import parse_grammar
 from service.gateway.ingest.request_types import (
     ChatBody,
-    ChatMessage,
     CompletionBody,
     GenerationBody,
     StreamOptions,
 )
+from service.text.reasoning import ReasoningState
 
 Value = TypeVar("Value")
 
 
 class Operation(StrEnum):
-    """The generation routes, by their operation names in the GenAI conventions."""
+    """The generation routes."""
 
     CHAT = "chat"
     TEXT = "text_completion"
+    RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
+
+    @property
+    def genai_name(self) -> str:
+        """The operation in the GenAI conventions, which know no other name for a response."""
+        return Operation.CHAT.value if self is Operation.RESPONSES else self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +54,15 @@ class EmbeddingWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request of either route. Exactly one of `messages` and `prompts` is set."""
+    """A checked request of any route. Exactly one of `messages` and `prompts` is set; `repeated` is
+    what a response of `/v1/responses` repeats of its request."""
 
     model: str | None
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    include_reasoning: bool = True
+    reasoning: ReasoningState = ReasoningState.NONE
+    thinking_token_budget: int | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
     include_usage: bool = False
@@ -77,6 +89,7 @@ class GenerationRequest:
     cache_salt: str = ""
     cache_prefix: bool = True
     typed_events: bool = False
+    repeated: dict[str, Any] | None = None
     wishes: Wishes = NO_WISHES
     echo: bool = False
     prompt_logprobs: int | None = None
@@ -111,7 +124,13 @@ def parse_chat(
     body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
 ) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
-    sent = decode(body, ChatBody)
+    return chat_request(decode(body, ChatBody), defaults, compat)
+
+
+def chat_request(
+    sent: ChatBody, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
+) -> GenerationRequest:
+    """The request of a conversation. Raises ApiError."""
     if sent.top_logprobs is not None and not sent.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
@@ -119,7 +138,10 @@ def parse_chat(
         sent,
         defaults,
         compat,
-        messages=tuple(map(parse_message, sent.messages)),
+        messages=tuple(template_message(one, at) for at, one in enumerate(sent.messages)),
+        chat=chat_options(sent),
+        include_reasoning=sent.include_reasoning is not False,
+        thinking_token_budget=_at_least_0(sent.thinking_token_budget),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
@@ -130,6 +152,8 @@ def parse_completion(
 ) -> GenerationRequest:
     """Body of POST /v1/completions. Raises ApiError."""
     sent = decode(body, CompletionBody)
+    if sent.include_reasoning is False:
+        raise unsupported("include_reasoning", reason="in a text completion nothing is left out")
     return _request(
         sent,
         defaults,
@@ -184,6 +208,11 @@ def _request(
     return request
 
 
+def _at_least_0(sent: int | None) -> int | None:
+    """None where a client says that there is no limit."""
+    return None if sent is None or sent < 0 else sent
+
+
 def _or(sent: Value | None, default: Value) -> Value:
     return default if sent is None else sent
 
@@ -215,14 +244,6 @@ def _refuse_of_prompts(request: GenerationRequest) -> None:
         raise bad_request("prompt_logprobs are not sent in a stream", "prompt_logprobs")
     if request.prompt_scores is not None:
         raise bad_request("echo with logprobs is not sent in a stream", "echo")
-
-
-def parse_message(sent: ChatMessage) -> dict[str, str]:
-    """A message as chat templates take it."""
-    role = "system" if sent.role == "developer" else sent.role
-    content = sent.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return {"role": role, "content": text}
 
 
 def one_kind_of(sent: str | list[Any], field: str) -> tuple[str | list[int], ...]:

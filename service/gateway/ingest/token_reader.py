@@ -11,9 +11,9 @@ from enum import StrEnum
 import msgspec
 
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, template_message
 from service.gateway.ingest.decoding import decode
-from service.gateway.ingest.prompting import PackedError, render_messages
-from service.gateway.ingest.schemas import parse_message
+from service.gateway.ingest.prompting import PackedError
 from service.gateway.ingest.token_bodies import (
     DetokenizeBody,
     Detokenized,
@@ -57,9 +57,9 @@ class TokenReader:
             raise bad_request("send either prompt or messages", "prompt")
         if sent.messages is not None:
             begins_answer = sent.add_generation_prompt is not False
-            text = render_messages(
-                tokenizer, tuple(map(parse_message, sent.messages)), begins_answer
-            )
+            messages = [template_message(one, at) for at, one in enumerate(sent.messages)]
+            options = ChatOptions(add_generation_prompt=begins_answer)
+            text = chat_prompt(tokenizer, messages, options)
             add_special = bool(sent.add_special_tokens)
         else:
             if sent.add_generation_prompt is not None:

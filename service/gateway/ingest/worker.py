@@ -33,6 +33,7 @@ from service.gateway.ingest.frames import (
 from service.gateway.ingest.prompting import BodyReader
 from service.gateway.ingest.score_rendering import ScoredPrompt, render_scores
 from service.gateway.ingest.token_reader import TokenReader
+from service.text.reasoning import reasoning_format
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
@@ -64,7 +65,8 @@ def _serve(connection: socket.socket) -> None:
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
                 named = job.model.name, job.model.defaults
-                reader = BodyReader(tokenizer, *named, clock, job.compat)
+                reasoning = reasoning_format(tokenizer, job.model.reasoning_format)
+                reader = BodyReader(tokenizer, *named, clock, job.compat, reasoning)
                 tokens = TokenReader(tokenizer, job.model.name)
                 send(connection, Ready(), [])
             case ReadBody():

@@ -27,6 +27,7 @@ def generation_apps(state: GatewayState) -> dict[str, ASGIApp]:
     return {
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+        "/v1/responses": GenerationEndpoint(state, Operation.RESPONSES),
         "/v1/embeddings": GenerationEndpoint(state, Operation.EMBEDDINGS),
     }
 

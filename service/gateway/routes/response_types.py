@@ -35,6 +35,12 @@ class PromptDetails(Struct, kw_only=True):
     cached_tokens: int
 
 
+class ReasoningDetails(Struct, kw_only=True):
+    """`reasoning_tokens` of the output came before the answer."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     """Token counts; the token that ends the text is counted too."""
 
@@ -42,6 +48,7 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: ReasoningDetails
 
 
 class ScoredText(Struct, kw_only=True):
@@ -93,6 +100,7 @@ class AssistantMessage(Struct, kw_only=True):
     role: Literal["assistant"]
     content: str
     refusal: None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -144,6 +152,7 @@ class ChatDelta(Struct, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):

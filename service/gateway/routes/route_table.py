@@ -7,6 +7,7 @@ from typing import Any
 
 from service.gateway.ingest.embedding_bodies import EmbeddingBody
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.responses_body import ResponsesBody
 from service.gateway.ingest.token_bodies import (
     DetokenizeBody,
     Detokenized,
@@ -18,6 +19,7 @@ from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
 from service.gateway.routes.query_types import LoadsQuery, ProfileQuery
+from service.gateway.routes.responses_types import Response, ResponseEvent
 from service.gateway.routes.view_table import (
     DEBUG_VIEWS,
     EVENTS,
@@ -52,6 +54,10 @@ GENERATION = [
     _generation(
         "/v1/completions", "Complete a text", CompletionBody,
         answers.Completion, answers.Completion,
+    ),
+    _generation(
+        "/v1/responses", "Answer a conversation with typed items, storing nothing", ResponsesBody,
+        Response, ResponseEvent,
     ),
     Description(
         method="POST", path="/v1/embeddings", summary="Vectors of texts", tag="generation",

@@ -157,6 +157,16 @@ TOTALS = {
             "Number of constrained outputs that do not obey their constraint.",
         ),
         (
+            "reasoning_tokens",
+            "reasoning_tokens",
+            "Number of output tokens that were reasoning before an answer.",
+        ),
+        (
+            "reasonings_cut",
+            "reasonings_cut",
+            "Number of choices whose reasoning was ended by its budget.",
+        ),
+        (
             "pauses",
             "client_pauses",
             "Number of times that a sequence was paused because its client read too slowly.",

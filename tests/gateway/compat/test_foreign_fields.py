@@ -12,7 +12,7 @@ from docs.generate.compatibility import all_marks
 from service.config.settings import Compat, SamplingDefaults
 from service.gateway.errors import ApiError
 from service.gateway.ingest.compat.dialects import Dialect, Foreign, Treatment, is_taken
-from service.gateway.ingest.compat.fields import ForeignFields
+from service.gateway.ingest.compat.fields import OWN, ForeignFields
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.request_types import (
     ChatBody,
@@ -111,6 +111,12 @@ def test_no_field_is_both_foreign_and_the_servers_own() -> None:
     foreign = set(ForeignFields.__struct_fields__)
     for kind in (NotSupported, GenerationBody, ChatBody, CompletionBody):
         assert not foreign & set(kind.__annotations__), kind
+
+
+def test_what_the_server_is_said_to_have_itself_it_has() -> None:
+    has = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    for names in OWN.values():
+        assert set(names) <= has - set(TOP)
 
 
 def test_every_foreign_field_carries_its_mark() -> None:

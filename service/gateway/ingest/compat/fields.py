@@ -16,6 +16,7 @@ from service.gateway.ingest.compat.dialects import (
     OPENAI,
     SGLANG,
     VLLM,
+    Dialect,
     accepted,
     honoured,
     refused,
@@ -37,7 +38,24 @@ NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
 OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 Nothing = Annotated[list[Any], Meta(max_length=0)]
 NoEntries = Annotated[dict[Annotated[str, Meta(max_length=0)], None], Meta(max_length=0)]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
 One = Annotated[float, Meta(ge=1, le=1)]
+
+# fields of others that the server has itself, under every setting (`request_types`)
+OWN = {
+    Dialect.VLLM: (
+        "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
+        "prompt_logprobs", "echo", "add_generation_prompt", "continue_final_message",
+        "chat_template_kwargs", "documents", "include_reasoning", "thinking_token_budget",
+        "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice",
+        "priority", "cache_salt",
+    ),
+    Dialect.SGLANG: (
+        "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
+        "continue_final_message", "chat_template_kwargs", "priority", "cache_salt",
+    ),
+}  # fmt: skip
 
 _NO_MEDIA = "the server takes text only"
 _NO_TRANSFER = "it moves no cache between servers"
@@ -52,7 +70,7 @@ class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of other dialects, on both generation routes."""
 
     service_tier: Annotated[
-        Literal["auto", "default", "flex", "scale", "priority", "fast"] | None,
+        ServiceTier | None,
         honoured(OPENAI, "the answer says `default`, the one tier that there is"),
     ] = None
     include_stop_str_in_output: Annotated[
@@ -95,7 +113,7 @@ class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
 
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "in-memory", "24h"] | None,
+        CacheRetention | None,
         accepted(OPENAI, "what is kept is the server's choice, and no answer hangs on it"),
     ] = None
     spaces_between_special_tokens: Annotated[bool | None, accepted(BOTH, _FINE_ALREADY)] = None
@@ -117,12 +135,6 @@ class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     stream_reasoning: Annotated[
         OnlyTrue | None, refused(SGLANG, "reasoning comes as it is made", wrong=False)
-    ] = None
-    continue_final_message: Annotated[
-        NotTrue | None, refused(BOTH, "send the text so far to `/v1/completions`")
-    ] = None
-    include_reasoning: Annotated[
-        OnlyTrue | None, refused(VLLM, "nothing is taken out of the text", wrong=False)
     ] = None
     use_beam_search: Annotated[NotTrue | None, refused(VLLM, _NO_BEAMS)] = None
     length_penalty: Annotated[One | None, refused(VLLM, _NO_BEAMS)] = None

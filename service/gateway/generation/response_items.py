@@ -1,0 +1,101 @@
+"""The output items of a response of /v1/responses: what the model says, in the order of its saying.
+
+One definition for both ways of delivery: a stream sends the events as they come, a whole response
+has the items that they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from service.gateway.generation.choice import Delta, ScoredToken, chat_logprobs
+from service.text.tokenizer import Tokenizer
+
+Event = tuple[str, dict[str, Any]]
+"""A name without its `response.`, and the fields."""
+
+_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+_PREFIXES = {"message": "msg", "reasoning": "rs"}
+
+
+class ResponseItems:
+    """Items of one response; at most one is open, and it is the last."""
+
+    def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
+        self._request_id = request_id
+        self._tokenizer = tokenizer
+        self.items: list[dict[str, Any]] = []
+        self._open: str | None = None
+        self._text: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def add(self, delta: Delta) -> Iterator[Event]:
+        """Take new output: reasoning, then text of the answer."""
+        if delta.reasoning:
+            yield from self._append("reasoning", delta.reasoning, [])
+        if delta.text or delta.scored:
+            yield from self._append("message", delta.text, delta.scored)
+
+    def finish(self, is_whole: bool) -> Iterator[Event]:
+        """The output has ended, by itself or (not `is_whole`) at a limit of tokens."""
+        if is_whole and not any(item["type"] == "message" for item in self.items):
+            yield from self._begin("message")  # a client expects an answer, if an empty one
+        yield from self._end("completed" if is_whole else "incomplete")
+
+    def _append(self, kind: str, text: str, scored: list[ScoredToken]) -> Iterator[Event]:
+        if self._open != kind:
+            yield from self._end("completed")
+            yield from self._begin(kind)
+        self._text.append(text)
+        fields: dict[str, Any] = {"delta": text}
+        if kind == "message":
+            found = chat_logprobs(self._tokenizer, scored)["content"]
+            self._logprobs += found
+            fields["logprobs"] = found
+        yield f"{_PARTS[kind]}.delta", {**self._place(), **fields}
+
+    def _begin(self, kind: str) -> Iterator[Event]:
+        index = len(self.items)
+        item: dict[str, Any] = {
+            "id": f"{_PREFIXES[kind]}_{self._request_id}_{index}",
+            "type": kind,
+            "status": "in_progress",
+            "content": [],
+        }
+        if kind == "message":
+            item["role"] = "assistant"
+        else:
+            item["summary"] = []
+        self._open = kind
+        self.items.append(item)
+        self._text.clear()
+        self._logprobs = []
+        yield "output_item.added", {"output_index": index, "item": dict(item)}
+        yield "content_part.added", {**self._place(), "part": self._part(kind)}
+
+    def _end(self, status: str) -> Iterator[Event]:
+        kind, self._open = self._open, None
+        if kind is None:
+            return
+        item, part, place = self.items[-1], self._part(kind), self._place()
+        done: dict[str, Any] = {"text": part["text"]}
+        if kind == "message":
+            done["logprobs"] = part["logprobs"]
+        yield f"{_PARTS[kind]}.done", {**place, **done}
+        yield "content_part.done", {**place, "part": part}
+        item |= {"status": status, "content": [part]}
+        yield "output_item.done", {"output_index": place["output_index"], "item": dict(item)}
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": _PARTS[kind], "text": "".join(self._text)}
+        if kind == "message":
+            part |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return part
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "item_id": self.items[-1]["id"],
+            "output_index": len(self.items) - 1,
+            "content_index": 0,
+        }
