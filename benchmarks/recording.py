@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from service.engine.admission import Limits
+from service.engine.executor import CountedAdapters
 from service.engine.inbox import Inbox, SetRecording, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
@@ -37,12 +38,13 @@ LIMIT_STEP_US, LIMIT_ROW_US = 2.0, 0.3
 RESULTS = Path(__file__).parent / "results" / "recording.json"
 
 
-class Instant:
+class Instant(CountedAdapters):
     """Answers token 7 for every row."""
 
     block_tokens, blocks_total = 16, 8192
 
     def __init__(self) -> None:
+        super().__init__()
         self._outcomes: list[StepOutcome] = []
 
     def launch(self, plan: Plan) -> None:

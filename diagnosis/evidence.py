@@ -84,6 +84,7 @@ class Measurement(Quantity):
     WAIT_HEAD_OF_LINE = "wait_head_of_line", Unit.MS, "of it behind a head without a reason"
     WAIT_POLICY = "wait_policy", Unit.MS, "of it by the order or a tenant's limit"
     WAIT_GRAMMAR = "wait_grammar", Unit.MS, "of it for a grammar that is compiled"
+    WAIT_ADAPTER = "wait_adapter", Unit.MS, "of it for the weights of an adapter"
     WAIT_CLIENT_PAUSE = "wait_client_pause", Unit.MS, "of it behind a client that does not read"
     WAIT_PREEMPTED = "wait_preempted", Unit.MS, "of it by requests that lost their blocks"
     WAIT_REMOTE_KV = "wait_remote_kv", Unit.MS, "of it for KV blocks from elsewhere"
@@ -122,6 +123,10 @@ class Measurement(Quantity):
     USUAL_GPU_DRAM = "usual_gpu_dram", Unit.PERCENT, "the same, usually"
     DEVICE_BUBBLE = "device_bubble", Unit.MS, "the device waited for a step, beyond usual"
     RANK_SKEW = "rank_skew", Unit.MS, "the other ranks waited for the slowest, beyond usual"
+    # adapters
+    ADAPTER_LOADS = "adapter_loads", Unit.TIMES, "an adapter was placed"
+    ADAPTER_EVICTIONS = "adapter_evictions", Unit.TIMES, "one made room for another"
+    ADAPTER_READ = "adapter_read", Unit.MS, "to read an adapter from the disk, the mean"
     # demand
     REQUESTS_PER_S = "requests_per_s", Unit.PER_S, "requests that reached the engine"
     USUAL_REQUESTS_PER_S = "usual_requests_per_s", Unit.PER_S, "the same, usually"

@@ -30,6 +30,7 @@ class Need(StrEnum):
     SAMPLING = "sampling", "the time of sampling"
     MASKS = "masks", "the time of masks"
     CLIENT_PAUSES = "client_pauses", "when a client does not read"
+    ADAPTERS = "adapters", "loads and evictions of adapters"
     OUTPUT_VALIDITY = "output_validity", "whether outputs obey their constraint"
     STEP_FAILURES = "step_failures", "failed steps and their reason"
     STARTS = "starts", "how the engine's process starts"
@@ -38,7 +39,13 @@ class Need(StrEnum):
 
 
 NO_ADAPTER_SEES = frozenset(
-    {Need.CLIENT_PAUSES, Need.OUTPUT_VALIDITY, Need.STEP_FAILURES, Need.STARTS}
+    {
+        Need.CLIENT_PAUSES,
+        Need.ADAPTERS,
+        Need.OUTPUT_VALIDITY,
+        Need.STEP_FAILURES,
+        Need.STARTS,
+    }
 )
 """Of an engine that others wrote."""
 
@@ -68,6 +75,7 @@ NEEDS: dict[Symptom, Needs] = {
     ),
     S.INGEST_BACKLOG: Needs((Need.FRONT_END,)),
     S.GRAMMAR_COST: Needs((Need.MASKS,), "waits for a grammar", (S.MEMORY_BANDWIDTH, S.THROTTLED)),
+    S.ADAPTER_CHURN: Needs((Need.ADAPTERS,)),
     S.INVALID_OUTPUT: Needs((Need.OUTPUT_VALIDITY,), "answers that are cut at their length"),
     S.SLOW_CLIENT: Needs(
         (Need.CLIENT_PAUSES, Need.FRONT_END), "the time after the last token, with a front end"

@@ -27,6 +27,7 @@ class Symptom(StrEnum):
     CPU_STARVATION = "cpu_starvation"  # something else has the CPU
     INGEST_BACKLOG = "ingest_backlog"  # requests are late before they are queued
     GRAMMAR_COST = "grammar_cost"  # masks and grammars take the time
+    ADAPTER_CHURN = "adapter_churn"  # requests wait for adapters that are loaded again and again
     INVALID_OUTPUT = "invalid_output"  # constrained answers do not obey their constraint
     SLOW_CLIENT = "slow_client"  # clients read more slowly than the server sends
     CANCELLATION_LEAK = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from service.device.loader import LoadedEngine
 from service.engine.admission import Limits
-from service.engine.executor import Executor
+from service.engine.executor import Adapter, Executor
 from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.plan import Plan, StepOutcome
@@ -79,6 +79,12 @@ class Metered:
         outcome = self._executor.collect()
         self.busy_ns += busy_ns_of(outcome)
         return outcome
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return self._executor.place_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return self._executor.drop_adapter(number)
 
 
 def busy_ns_of(outcome: StepOutcome) -> int:

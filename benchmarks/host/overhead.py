@@ -60,6 +60,7 @@ class Result:
 def engine_part(streams: int) -> float:
     """CPU us per step of loop, host and link, without any computing."""
     from service.engine.admission import Limits
+    from service.engine.executor import CountedAdapters
     from service.engine.inbox import Inbox, Submit
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
@@ -73,18 +74,17 @@ def engine_part(streams: int) -> float:
     clock = MonotonicClock()
     spent: list[int] = []
 
-    class Instant:
+    class Instant(CountedAdapters):
         """Answers token 7 for every row, and ends the run after enough steps."""
 
         block_tokens, blocks_total = 16, 8192
 
         def __init__(self) -> None:
-            self.outcomes: list[StepOutcome] = []
-            self.steps = 0
+            super().__init__()
+            self.outcomes, self.steps = list[StepOutcome](), 0
 
         def launch(self, plan: Plan) -> None:
-            now_ns = clock.now_ns()
-            samples = tuple((Sample(7),) for _ in plan.sampled_rows)
+            samples, now_ns = tuple((Sample(7),) for _ in plan.sampled_rows), clock.now_ns()
             self.outcomes.append(StepOutcome(samples, now_ns, now_ns))
 
         def collect(self) -> StepOutcome:

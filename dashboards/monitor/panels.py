@@ -58,6 +58,9 @@ def load(snapshot: Snapshot, width: int) -> Panel:
     slots = f" of {snapshot.max_seqs}" if snapshot.max_seqs is not None else ""
     rows.add_row("running", f"{snapshot.running}{slots}")
     rows.add_row("waiting", f"{snapshot.waiting} ({snapshot.waiting_tokens} tokens)")
+    adapters = snapshot.adapters
+    if adapters.max_placed:
+        rows.add_row("adapters", f"{adapters.placed} placed of {len(adapters.names)}")
     rows.add_row("KV", kv_bar(snapshot, max(8, width - 34)))
     rows.add_row("prompt", f"{snapshot.prompt_tokens_per_s:.1f} tokens/s")
     rows.add_row("output", f"{snapshot.output_tokens_per_s:.1f} tokens/s")

@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboards.report.incident import Tone
 from dashboards.report.verdicts import HEALTHY, Said
+from telemetry.facts.adapter_records import AdapterClosed, AdapterFailed
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import (
     CacheFlushed,
@@ -61,6 +62,8 @@ class MomentsFold:
             StallDetected: _stalled,
             StepAborted: _aborted,
             LimitsSet: _limits_set,
+            AdapterFailed: _adapter_failed,
+            AdapterClosed: _adapter_closed,
             CacheFlushed: _flushed,
             AutopilotDecided: _decided,
             RecordingSet: _recording,
@@ -173,6 +176,16 @@ def _limits_set(fact: LimitsSet) -> Happened:
     changes = ", ".join(f"{name} = {shown(values[name])}" for name in fact.changed)
     why = f": {fact.why}" if fact.why else ""
     return Happened(fact.at_ns, Tone.CHANGE, f"{fact.by} set {changes or 'no limit'}{why}")
+
+
+def _adapter_failed(fact: AdapterFailed) -> Happened:
+    text = f"Adapter {fact.number} could not be loaded ({fact.stage.value}): {fact.detail}"
+    return Happened(fact.at_ns, Tone.BAD, text)
+
+
+def _adapter_closed(fact: AdapterClosed) -> Happened:
+    text = f"Adapter {fact.name} takes no new requests; {fact.live} sequences used it"
+    return Happened(fact.at_ns, Tone.CHANGE, text)
 
 
 def _flushed(fact: CacheFlushed) -> Happened:

@@ -2,9 +2,9 @@
 
 The excess is known by stage. It is charged in two ways. What happens within a step (a slow pass, a
 pause, a mask, another request's prompt) delays every row of the step, so it is charged for each of
-them. Of the queue's time, waits for blocks, clients and grammars have their cause in their wait
-reason; the rest is charged to whatever took the engine's time beyond its share in the baseline, in
-proportion, since that makes a queue.
+them. Of the queue's time, waits for blocks, clients, grammars and adapters have their cause in
+their wait reason; the rest is charged to whatever took the engine's time beyond its share in the
+baseline, in proportion, since that makes a queue.
 
 The charges add up to the excess, so causes can be compared.
 """
@@ -18,7 +18,7 @@ from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
 from diagnosis.attribution.first_links import charge_first_links
-from diagnosis.attribution.thresholds import INGEST_WORK, RECOMPUTED
+from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
 from diagnosis.detection.reference import Reference, fit_cost
@@ -31,6 +31,7 @@ S, M = Symptom, Measurement
 
 _OWN_REASONS = {
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
+    WaitReason.ADAPTER: S.ADAPTER_CHURN,
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
 }
 _WAITS = {reason: M.named(f"wait_{reason.value}") for reason in WaitReason}
@@ -162,6 +163,12 @@ def _take_waits(found: Blame, window: Window) -> None:
         return
     waited_ns = window.counts.waited_ns
     found.facts[M.WAITED] = sum(waited_ns.values()) / 1e6
+    counts = window.counts
+    if counts.adapter_loads:
+        found.facts[M.ADAPTER_LOADS] = counts.adapter_loads
+        found.facts[M.ADAPTER_EVICTIONS] = counts.adapter_evictions
+    if counts.adapter_reads:
+        found.facts[M.ADAPTER_READ] = counts.adapter_read_ns / counts.adapter_reads / 1e6
     found.facts |= {measured: waited_ns[reason] / 1e6 for reason, measured in _WAITS.items()}
     if window.steps.prompt_tokens.any():
         found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)
@@ -169,13 +176,16 @@ def _take_waits(found: Blame, window: Window) -> None:
 
 def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, Charges]:
     """Shares of the queue's time by cause, for each effect: what the head of the queue waits for.
-    Those behind a head that waits for its own grammar or client are a queue."""
+    Those behind a head that waits for its own grammar, adapter or client are a queue. A few loads
+    of adapters are first loads."""
     parts: dict[Symptom, Charges] = defaultdict(Charges)
     contributors = (
         Charges() if found.engine is None else shares_of(queue_contributors(found.engine))
     )
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
+        if cause is S.ADAPTER_CHURN and window.counts.adapter_loads < CHURN_LOADS:
+            continue
         if cause is not None:
             behind_ns = window.counts.behind_ns[reason]
             parts[cause][cause] += spent_ns - behind_ns

@@ -47,6 +47,7 @@ S = Symptom
 _OWN_WAITS = {
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
+    WaitReason.ADAPTER: S.ADAPTER_CHURN,
     WaitReason.PREEMPTED: S.KV_THRASH,
     WaitReason.KV: S.KV_EXHAUSTION,
 }
@@ -104,7 +105,10 @@ class LateCharger:
         self._own_prompt(parts, request, submitted_ns, late.end_ns)
         if request.grammar_ns:
             parts[S.GRAMMAR_COST] += request.grammar_ns
-        queued_ns = (request.admitted_ns or late.end_ns) - submitted_ns - request.grammar_ns
+        if request.adapter_ns:
+            parts[S.ADAPTER_CHURN] += request.adapter_ns
+        own_ns = request.grammar_ns + request.adapter_ns
+        queued_ns = max(0, (request.admitted_ns or late.end_ns) - submitted_ns - own_ns)
         stalled_ns = sum(self._in_steps(submitted_ns, submitted_ns + queued_ns).values())
         waited_ns = max(0.0, queued_ns - stalled_ns)
         for symptom, share in wait_shares(self._aggregator, submitted_ns, late.end_ns).items():

@@ -29,6 +29,7 @@ _PAUSES = {
 }
 _WAITS = {
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
+    WaitReason.ADAPTER: S.ADAPTER_CHURN,
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
     WaitReason.KV: S.KV_EXHAUSTION,
     WaitReason.PREEMPTED: S.KV_THRASH,
@@ -88,7 +89,7 @@ class GatewayTime:
 
 
 def wait_shares(aggregator: Aggregator, begin_ns: int, end_ns: int) -> Charges:
-    """Of the time in the queue, the part that was for blocks, clients or grammars. The rest is for
+    """Of the time in the queue, the part for blocks, clients, grammars or adapters. The rest is for
     slots and budget, which others have."""
     counts, _ = whole_ticks(aggregator, begin_ns, end_ns)
     total_ns = sum(counts.waited_ns.values())

@@ -81,6 +81,10 @@ OTHERS_SHARE: Annotated[
 
 # --- the engine's time ---------------------------------------------------------------------------
 
+CHURN_LOADS: Annotated[
+    int, "loads", "fewer in a window are first loads, and no churn",
+    "by hand: adapters that are asked for the first time are loaded once each",
+] = 3  # fmt: skip
 LASTING_S: Annotated[
     float, "s", "slow steps without a host measurement must last as long",
     "by hand: neighbours on shared machines take a few seconds at a time",

@@ -18,6 +18,7 @@ from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
 from diagnosis.detection.waits import Waits
 from diagnosis.thresholds import HANG_TICKS
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded, AdapterRead
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -176,7 +177,7 @@ class Aggregator:
             case SequenceQueued():
                 if not self._waits.has_live and self.is_attached:
                     self._commit_ns = None  # it was idle, and need not have said so
-                self._waits.queued(fact.seq_id)
+                self._waits.queued(fact.seq_id, fact.at_ns if fact.awaits_adapter else None)
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
                 self.requests.queued(fact)
@@ -197,6 +198,8 @@ class Aggregator:
                 self._sequence_ended(fact)
             case GrammarCompiled():
                 self.requests.compiled(fact)
+            case AdapterRead() | AdapterLoaded() | AdapterEvicted():
+                self._waits.adapter(fact, self._at(fact.at_ns))
             case SequencesListed():
                 self._listed(fact)
             case SequencePaused():

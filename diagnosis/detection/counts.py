@@ -56,6 +56,10 @@ class Counts:
     hit_tokens: int = 0
     hit_requests: int = 0
     ghost_tokens: int = 0
+    adapter_loads: int = 0
+    adapter_reads: int = 0
+    adapter_evictions: int = 0
+    adapter_read_ns: int = 0
     ingest_work_ns: int = 0
     judged: int = 0
     constrained: int = 0

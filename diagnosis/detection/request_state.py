@@ -12,8 +12,8 @@ from telemetry.facts.reasons import WaitReason
 class RequestState:
     """One request, in flight or ended. `firsts_ns` are the commits of its sequences' first tokens,
     `last_ns` the commit of the last token of any. At `skipped_ns` one of its running sequences had
-    no row, for `skip_reason`. It waited `grammar_ns` for its grammar. A gap above `gap_target_ns`
-    misses the target of its class."""
+    no row, for `skip_reason`. It waited `grammar_ns` for its grammar and `adapter_ns` for its
+    adapter. A gap above `gap_target_ns` misses the target of its class."""
 
     request_id: str
     trace_id: str
@@ -33,6 +33,7 @@ class RequestState:
     ended: bool = False
     admitted_ns: int | None = None
     grammar_ns: int = 0
+    adapter_ns: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     skip_reason: WaitReason | None = None

@@ -137,6 +137,12 @@ class Requests:
         if request is not None and request.submitted_ns is not None:
             request.grammar_ns = max(request.grammar_ns, fact.at_ns - request.submitted_ns)
 
+    def waited_for_adapter(self, seq_id: int, waited_ns: int) -> None:
+        """A sequence of the request had to wait for its adapter."""
+        request = self._owners.get(seq_id)
+        if request is not None:
+            request.adapter_ns += waited_ns
+
     def skipped(self, seq_id: int, reason: WaitReason, at_ns: int) -> None:
         """A running sequence had no row in a step."""
         request = self._owners.get(seq_id)

@@ -97,6 +97,7 @@ NEVER: dict[Symptom, str] = {
     S.CPU_STARVATION: "how long the engine's thread was ready without a CPU",
     S.GRAMMAR_COST: _STEP_PARTS,
     S.HEAVY_SAMPLING: _STEP_PARTS,
+    S.ADAPTER_CHURN: "when adapters were loaded and evicted, and who waited for them",
     S.INVALID_OUTPUT: "whether constrained answers obey their constraint",
     S.SLOW_CLIENT: "when each piece of an answer left, and was taken",
     S.CANCELLATION_LEAK: "when clients disconnected, and rows that were computed after it",

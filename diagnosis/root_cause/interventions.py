@@ -16,6 +16,7 @@ from enum import StrEnum
 from statistics import fmean, pstdev
 
 from diagnosis.attribution.thresholds import DEMAND_SIGMAS, GROWN_DEMAND, GROWN_LENGTH, SIGMAS
+from diagnosis.root_cause.adapters import room_for_adapters
 from diagnosis.root_cause.prefixes import restored_prefixes
 from diagnosis.root_cause.question import Question, arrivals
 from diagnosis.root_cause.slowness import (
@@ -47,6 +48,7 @@ class Cause(StrEnum):
     OUTPUTS = "outputs"  # longer outputs than in the reference
     CHUNKS = "chunks"  # prefill is not chunked
     KV = "kv"  # blocks of the cache are too few
+    ADAPTERS = "adapters"  # memory for adapters is too small for those that are asked for
     SLOTS = "slots"  # more sequences in a batch than before
     BUDGET = "budget"  # fewer tokens in a step than before
     STALLS = "stalls"  # the loop stood still between steps
@@ -120,6 +122,7 @@ def interventions(question: Question) -> dict[Cause, Intervention]:
         Cause.OUTPUTS: _outputs(question),
         Cause.CHUNKS: _chunks(question),
         Cause.KV: _blocks(question),
+        Cause.ADAPTERS: _limits(room_for_adapters(question)),
         Cause.SLOTS: _slots(question),
         Cause.BUDGET: _budget(question),
         Cause.STALLS: _filtered(without_stalls(question)),
@@ -264,6 +267,10 @@ def _budget(question: Question) -> Intervention | None:
     if any(one.auto_budget != before.auto_budget for one in now):
         limits["auto_budget"] = before.auto_budget
     return Intervention(limits=limits)
+
+
+def _limits(limits: dict[str, object] | None) -> Intervention | None:
+    return None if limits is None else Intervention(limits=limits)
 
 
 def _filtered(noise_filter: NoiseFilter | None) -> Intervention | None:

@@ -71,6 +71,7 @@ ACTIONS: dict[Symptom, tuple[Cause, ...]] = {
     S.HOST_STALL: (Cause.STALLS,),
     S.CPU_STARVATION: (Cause.RESIDUAL, Cause.STALLS),
     S.GRAMMAR_COST: (Cause.MASKS,),
+    S.ADAPTER_CHURN: (Cause.ADAPTERS,),
     S.SLOW_CLIENT: (Cause.PAUSES,),
     S.CANCELLATION_LEAK: (Cause.ZOMBIES,),
     S.UNFAIRNESS: (Cause.TENANT,),

@@ -9,6 +9,7 @@ them. What is live at the begin is carried over:
     sequences that run then       arrive then with the tokens that they have as their prompt,
                                   for the outputs that are left
     limits and cost of steps      those in force then
+    adapters                      known, and placed as far as there is room
 
 The prefix cache begins empty. Of sequences whose recorded output is not complete, the length is
 that of another one.
@@ -25,6 +26,7 @@ import msgspec
 from diagnosis.settings_search.thresholds import BEFORE_NS, LEAD_LEAST, LEAD_MOST, MOST_WORK
 from diagnosis.spans import Span
 from lab.replay.recorded import Iteration, RecordedRun, RecordedSequence
+from lab.replay.recorded_adapters import adapters_at
 from service.engine.inbox import Command, Pause, SetLimits, SetStepCost
 from service.engine.limits_record import runtime_of
 from telemetry.costs.step_cost import fit, measured
@@ -75,6 +77,7 @@ def excerpt_of(run: RecordedRun, window: Span, begin_ns: int | None = None) -> R
             Iteration(begin_ns, paused),
             *iterations,
         ],
+        adapters=run.adapters,
         last_step_id=run.last_step_id,
         died_ns=min(run.died_ns or window.end_ns, window.end_ns),
     )
@@ -253,7 +256,7 @@ def _carried(
 def _setup(run: RecordedRun, begin_ns: int) -> list[Command]:
     """Limits in force at the begin, and the cost of steps that the engine knew, or would have
     known: an engine measures it before it serves."""
-    found: list[Command] = []
+    found = adapters_at(run.adapters, begin_ns)
     start, now = runtime_of(run.limits), runtime_of(run.limits_in(begin_ns, begin_ns + 1)[0])
     changed = changed_names(start, now)
     if changed:

@@ -113,6 +113,11 @@ RULES: dict[Symptom, Rule] = {
         (M.MASK, M.WAIT_GRAMMAR),
         {S.PREFILL_INTERFERENCE: M.CO_PREFILL, S.HEAVY_SAMPLING: M.SAMPLE},
     ),
+    S.ADAPTER_CHURN: Rule(
+        "requests wait for adapters that make room for each other",
+        (M.WAIT_ADAPTER, M.ADAPTER_LOADS, M.ADAPTER_EVICTIONS, M.ADAPTER_READ),
+        {S.QUEUE_OVERLOAD: M.WAIT_SEQS, S.KV_EXHAUSTION: M.WAIT_KV},
+    ),
     S.SLOW_CLIENT: Rule(
         "clients read more slowly than the server sends; the server is not late",
         (M.DELIVER, M.GATEWAY_STOOD),

@@ -11,6 +11,7 @@ import msgspec
 
 from docs.generate.markdown import code, one_line, table
 from telemetry.facts import (
+    adapter_records,
     autopilot_records,
     engine_records,
     engine_start,
@@ -18,6 +19,7 @@ from telemetry.facts import (
     reasons,
     records,
     step_parts,
+    tool_records,
 )
 from telemetry.facts.base import FactStruct
 
@@ -36,7 +38,9 @@ the engine's loop.
 """
 _GROUPS = {
     "Written by the engine": engine_records,
+    "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
+    "Written by the gateway, about calls of functions": tool_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
 }
@@ -65,7 +69,7 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records, step_parts)
+        for home in (engine_start, engine_records, step_parts, tool_records)
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)
@@ -77,7 +81,8 @@ def _parts() -> list[type[msgspec.Struct]]:
 def _sets() -> list[type[StrEnum]]:
     return [
         found
-        for found in vars(reasons).values()
+        for home in (reasons, adapter_records)
+        for found in vars(home).values()
         if inspect.isclass(found) and issubclass(found, StrEnum) and found is not StrEnum
     ]
 

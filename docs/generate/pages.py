@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import columns, compatibility, diagnosis, facts, flags, http, importers
+from docs.generate import (
+    columns,
+    compatibility,
+    diagnosis,
+    facts,
+    flags,
+    http,
+    importers,
+    weights,
+)
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -22,4 +31,5 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "evidence.md": diagnosis.evidence,
     REFERENCE / "importers.md": importers.document,
     REFERENCE / "columns.md": columns.document,
+    REFERENCE / "weights.md": weights.document,
 }

@@ -85,7 +85,8 @@ class _Episode:
         self._out_folder = spec.out / self.name
         self._hooks = Hooks(folder, clock)
         self._record = EpisodeRecord()
-        self._flags = (*spec.base_flags(), *mechanism.flags)
+        files = () if mechanism.files is None else mechanism.files(folder / "files", spec.model)
+        self._flags = (*spec.base_flags(), *mechanism.flags, *files)
 
     async def run(self) -> EpisodeResult:
         cancel_on_sigterm()

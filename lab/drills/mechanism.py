@@ -38,7 +38,8 @@ class Mechanism:
     rise, empty where no request is delayed. `flags` are added to the server's base flags, `load`
     is the baseline utilisation of its capacity with `mix`.
 
-    `clean` is the traffic of its healthy twin, where that differs from `traffic`.
+    `clean` is the traffic of its healthy twin, where that differs from `traffic`. `files` writes
+    what its servers need into a folder, for a model, and gives the flags that name it.
 
     A mechanism of a `series` of its own is in no other. Those of TAILS have a `tail`, the harm that
     their intensity is set by before an episode, between the gentle and the fierce of the `ends`.
@@ -67,6 +68,7 @@ class Mechanism:
     bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
     never_better: bool = False
     broken_model: Callable[[Path, Path, float], None] | None = None
+    files: Callable[[Path, str | None], tuple[str, ...]] | None = None
     needs_collector: bool = False
     culprit_tenant: str | None = None
     series: str = ""

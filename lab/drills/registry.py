@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lab.drills.mechanism import CHAINS, DEV, SOAK, TAILS, TEST, Mechanism
+from lab.drills.mechanisms.adapters import ADAPTERS
 from lab.drills.mechanisms.compounds import COMPOUNDS
 from lab.drills.mechanisms.demand import DEMAND
 from lab.drills.mechanisms.failures import FAILURES
@@ -17,7 +18,7 @@ from lab.drills.mechanisms.tails import TAIL_MECHANISMS
 from lab.drills.mechanisms.work import WORK
 from service.config.settings import ConfigError
 
-_USUAL = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES, *PROMISES)
+_USUAL = (*DEMAND, *LIMITS, *MACHINE, *WORK, *ADAPTERS, *READERS, *FAILURES, *PROMISES)
 # those of a series of their own come last, so that the first of a class stays what it is
 MECHANISMS: tuple[Mechanism, ...] = (*_USUAL, *TAIL_MECHANISMS, *COMPOUNDS, *HEALTH)
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise
 from service.engine.admission import Limits
+from service.engine.executor import CountedAdapters
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.plan_load import load_of_plan
 from telemetry.facts.clock import ManualClock
 
 
-class ModelledDevice:
+class ModelledDevice(CountedAdapters):
     """Implements `service.engine.executor.Executor` in virtual time.
 
     `token(seq_id, index)` is output `index` of a sequence. `accepted` has, by sequence and
@@ -30,6 +31,7 @@ class ModelledDevice:
         token: Callable[[int, int], int],
         accepted: dict[int, dict[int, int]] | None = None,
     ) -> None:
+        super().__init__()
         self._cost, self._noise, self._clock = cost, noise, clock
         self._token = token
         self._accepted = accepted or {}

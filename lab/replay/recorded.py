@@ -12,6 +12,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from lab.replay.recorded_adapters import (
+    ADAPTER_DECISIONS,
+    RecordedAdapter,
+    adapter_command,
+    recorded_adapters,
+)
 from service.engine.admission import Limits
 from service.engine.inbox import (
     Cancel,
@@ -67,6 +73,7 @@ _DECISIONS = (
     StepCostSet,
     LimitsSet,
     StepRecorded,
+    *ADAPTER_DECISIONS,
 )
 # ends that the scheduler decides; all others were commands
 _ENGINE_ENDS = _BY_END_TOKEN | {
@@ -75,6 +82,8 @@ _ENGINE_ENDS = _BY_END_TOKEN | {
     EndReason.DEADLINE,
     EndReason.EXECUTOR_ERROR,
     EndReason.GRAMMAR_INVALID,
+    EndReason.ADAPTER_FAILED,
+    EndReason.ADAPTER_UNLOADED,
 }
 
 
@@ -127,6 +136,7 @@ class RecordedSequence:
             itl_target_ns=entry.itl_target_ns,
             cache_prefix=self.is_cacheable,
             grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,
+            adapter=entry.adapter,
             prompt_output=_prompt_output(entry),
         )
 
@@ -161,6 +171,7 @@ class RecordedRun:
     steps: dict[int, StepRecorded] = field(default_factory=dict)
     failed: dict[int, StepAborted | None] = field(default_factory=dict)
     iterations: list[Iteration] = field(default_factory=list)
+    adapters: dict[int, RecordedAdapter] = field(default_factory=dict)
     last_step_id: int = -1
     died_ns: int | None = None
     steps_missing: bool = False
@@ -265,6 +276,7 @@ class _Reader:
         without the step's record: its engine died, or the journal ends."""
         run, iterations = self._run, dict[int, Iteration]()
         run.last_step_id = max(run.steps, default=-1)
+        run.adapters = recorded_adapters(run.facts)
         run.facts = [fact for fact in run.facts if not run.is_beyond(fact)]
         for seq_id, sequence in run.sequences.items():
             sequence.submitted_ns = self._submitted_ns.get(seq_id)
@@ -328,19 +340,11 @@ def _command_of(fact: Fact) -> Command | None:
             error = "refused" if fact.refused else None
             return GrammarReady(fact.seq_id, fact.compile_ns, fact.cached, error)
         case StepCostSet():
-            return SetStepCost(
-                base_ns=fact.base_ns,
-                prefill_token_ns=fact.prefill_token_ns,
-                decode_row_ns=fact.decode_row_ns,
-                context_token_ns=fact.context_token_ns,
-                pair_ns=fact.pair_ns,
-                mixed_ns=fact.mixed_ns,
-                spread=fact.spread,
-                around_ns=fact.around_ns,
-            )
+            fields = SetStepCost.__struct_fields__
+            return SetStepCost(**{name: getattr(fact, name) for name in fields})
         case LimitsSet():
             return SetLimits(limits=fact.limits, changed=fact.changed, by=fact.by, why=fact.why)
         case CacheFlushed():
             return FlushCache()
         case _:
-            return None
+            return adapter_command(fact)

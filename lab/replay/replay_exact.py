@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from lab.replay.recorded import END_TOKEN, NotReplayable, RecordedRun
+from lab.replay.recorded_adapters import ExactAdapters
 from lab.replay.recorded_drafts import RecordedDrafts, drafts_of
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
@@ -46,6 +47,7 @@ _NOT_COMPARED = frozenset(
         "sample_ns",
         "collected_ns",
         "committed_ns",
+        "place_ns",
     }
 )
 
@@ -114,10 +116,11 @@ class _Diverged(Exception):
     """A plan differs from the recorded one; the rest cannot be computed."""
 
 
-class _RecordedDevice:
+class _RecordedDevice(CountedAdapters):
     """An executor with recorded durations, failures and numbers of tokens."""
 
     def __init__(self, run: RecordedRun, clock: ReplayClock) -> None:
+        super().__init__()
         self._run = run
         self._clock = clock
         self._launched: deque[tuple[Plan, StepRecorded | None]] = deque()
@@ -196,7 +199,13 @@ class _Exact:
         self._drafts = drafts_of(run)
         scheduler = Scheduler(run.limits, self._proposer)
         self._loop = EngineLoop(
-            scheduler, self._device, self._inbox, self._lane, self._clock, run.depth
+            scheduler,
+            self._device,
+            self._inbox,
+            self._lane,
+            self._clock,
+            run.depth,
+            ExactAdapters(run.adapters),
         )
         self._step_id: int | None = None
         self._counts: Counter[str] = Counter()

@@ -17,6 +17,7 @@ from lab.replay.iteration_cost import IterationCost
 from lab.replay.modelled_device import ModelledDevice
 from lab.replay.noise import Noise, NoNoise
 from lab.replay.recorded import END_TOKEN, RecordedRun, RecordedSequence
+from lab.replay.recorded_adapters import ModelledAdapters
 from lab.replay.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
 from lab.replay.retimed import retimed
 from lab.simulation.virtual_engine import VirtualEngine
@@ -26,11 +27,13 @@ from service.engine.inbox import (
     Command,
     FlushCache,
     GrammarReady,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetStepCost,
     Submit,
+    UnloadAdapter,
 )
 from service.engine.limits_record import record_of, runtime_of, with_runtime
 from service.engine.scheduler import Scheduler
@@ -47,6 +50,8 @@ _DECIDED = _BY_TOKEN | {
     EndReason.CONTEXT,
     EndReason.DEADLINE,
     EndReason.GRAMMAR_INVALID,
+    EndReason.ADAPTER_FAILED,
+    EndReason.ADAPTER_UNLOADED,
     EndReason.QUEUE_FULL,
     EndReason.TENANT_LIMIT,
     EndReason.TTFT_UNREACHABLE,
@@ -103,7 +108,11 @@ class _Modelled:
         clock = ManualClock(run.started.at_ns)
         device = ModelledDevice(limits, cost, change.noise, clock, self._token, accepted_of(run))
         scheduler = Scheduler(limits, self._proposer)
-        self._engine = VirtualEngine(scheduler, device, clock, lambda: device.gap_ns, run.depth)
+        adapters = ModelledAdapters(run.adapters, clock)
+        self._engine = VirtualEngine(
+            scheduler, device, clock, lambda: device.gap_ns, run.depth, adapters
+        )
+        adapters.send_at = self._engine.send_at
         for at_ns, command in _commands(run, cost, change):
             self._engine.send_at(at_ns, command)
 
@@ -155,7 +164,7 @@ def _commands(
                         yield iteration.at_ns, command
                 case FlushCache() if not change.flushes:
                     pass
-                case FlushCache() | SetStepCost():
+                case FlushCache() | SetStepCost() | LoadAdapter() | UnloadAdapter():
                     yield iteration.at_ns, command
                 case _:
                     pass

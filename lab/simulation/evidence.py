@@ -27,6 +27,7 @@ class Seen:
 
     arrival: Arrival
     submitted_ns: int
+    adapter: int = 0
     tokens: list[int] = field(default_factory=list)
     end_emitted: EndReason | None = None
     end_fact: EndReason | None = None

@@ -22,6 +22,9 @@
 16  completeness      a sequence that ended by max_tokens got that many, one that ended by an end
                       token got it last, and the terminal fact counts the emitted tokens
 17  step target       to 20: latency targets, in `lab.simulation.slo_invariants`
+21  adapter placed    a step computes with placed adapters only, and none is freed below it; in
+                      `lab.simulation.sim_adapters`
+22  adapter apart     cached blocks are read only with the adapter that wrote them
 """
 
 from __future__ import annotations
@@ -102,8 +105,12 @@ class Invariants:
             if seen.end_fact is None:
                 seen.end_fact = seen.end_emitted = EndReason.ENGINE_DIED
 
-    def submitted(self, seq_id: int, arrival: Arrival, now_ns: int) -> None:
-        self._seen[seq_id] = Seen(arrival, now_ns)
+    def submitted(self, seq_id: int, arrival: Arrival, now_ns: int, adapter: int = 0) -> None:
+        self._seen[seq_id] = Seen(arrival, now_ns, adapter)
+
+    def adapters_of(self, plan: Plan) -> frozenset[int]:
+        """The adapters that a plan's sequences were submitted with."""
+        return frozenset(self._seen[row.seq_id].adapter for row in plan.rows) - {0}
 
     def read(self, reader: int, writer: int) -> None:
         """`reader` attends to what `writer` computed."""
@@ -111,6 +118,8 @@ class Invariants:
         same = (ours.tenant, ours.cache_salt) == (theirs.tenant, theirs.cache_salt)
         open_to_sharing = ours.cache_prefix and theirs.cache_prefix
         require(10, same and open_to_sharing, f"sequence {reader} read a block of {writer}")
+        one = self._seen[reader].adapter == self._seen[writer].adapter
+        require(22, one, f"sequence {reader} read a block of {writer}, of another adapter")
 
     def planned(self, plan: Plan, now_ns: int) -> None:
         live, limits = self._scheduler.table.live, self._scheduler.limits

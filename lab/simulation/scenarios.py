@@ -10,6 +10,7 @@ from random import Random
 import msgspec
 
 from lab.simulation.faults import Faults, disturb
+from lab.simulation.sim_adapters import SimAdapter, any_adapters, any_unloads
 from lab.simulation.sim_executor import LinearCost
 from lab.simulation.workload import (
     SIM_CLASSES,
@@ -138,7 +139,37 @@ def chaos(random: Random, seed: int) -> Scenario:
         knows_cost=random.random() < 0.7,
     )
     changes = _any_changes(random, limits, horizon_ns)
-    return replace(scenario, commands=(*scenario.commands, *changes))
+    scenario = replace(scenario, commands=(*scenario.commands, *changes))
+    return _with_adapters(scenario, Random(f"adapters:{seed}"), horizon_ns)
+
+
+def _with_adapters(scenario: Scenario, random: Random, horizon_ns: int) -> Scenario:
+    """In a third of the worlds some requests want adapters, for which there is little memory."""
+    if random.random() < 0.67:
+        return scenario
+    adapters = any_adapters(random)
+    names = [*(adapter.name for adapter in adapters), ""]
+    limits = replace(
+        scenario.limits,
+        adapter_bytes=random.choice((100, 200, 300, 1000)),
+        max_adapters=random.choice((1, 2, 8)),
+    )
+    return replace(
+        scenario,
+        limits=limits,
+        adapters=adapters,
+        arrivals=tuple(replace(one, adapter=random.choice(names)) for one in scenario.arrivals),
+        commands=(*scenario.commands, *any_unloads(random, adapters, horizon_ns)),
+    )
+
+
+def _adapters(random: Random, seed: int) -> Scenario:
+    """More adapters than there is memory for."""
+    arrivals = poisson(Mix(random, 64), 40, 12.0)
+    adapters = tuple(SimAdapter(name=name) for name in "klmnop")
+    arrivals = [replace(one, adapter=random.choice("klmnop")) for one in arrivals]
+    limits = small_limits(adapter_bytes=300, max_adapters=8)
+    return replace(_plain("adapters", seed, arrivals, limits), adapters=adapters)
 
 
 SCENARIOS: dict[str, Callable[[Random, int], Scenario]] = {
@@ -150,6 +181,7 @@ SCENARIOS: dict[str, Callable[[Random, int], Scenario]] = {
     "tenants": _tenants,
     "overload": _overload,
     "classes": _classes,
+    "adapters": _adapters,
     "chaos": chaos,
 }
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.inbox import SetStepCost
 from service.engine.plan import (
     BlockCopy,
@@ -97,7 +97,7 @@ class Cell:
     writer: int
 
 
-class SimExecutor:
+class SimExecutor(CountedAdapters):
     """Implements `service.engine.executor.Executor` in virtual time.
 
     `fails` says which plans end in StepFailed. `on_read(reader, writer)` is called when a sequence
@@ -118,6 +118,7 @@ class SimExecutor:
         period: int | None = None,
         score_row_ns: int = 0,
     ) -> None:
+        super().__init__()
         self._clock = clock
         self._blocks_total = blocks_total
         self._block_tokens = block_tokens

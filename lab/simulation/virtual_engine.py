@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from functools import partial
 
+from service.engine.adapters.orders import AdapterDevice
 from service.engine.executor import Executor
 from service.engine.inbox import Command, Inbox
 from service.engine.loop import EngineLoop
@@ -33,11 +34,14 @@ class VirtualEngine:
         clock: ManualClock,
         rest_ns: Callable[[], int],
         depth: int = 1,
+        adapters: AdapterDevice | None = None,
     ) -> None:
         self.clock = clock
         self._rest_ns = rest_ns
         self._inbox, self._lane = Inbox(), Lane(1 << 62)
-        self._loop = EngineLoop(scheduler, executor, self._inbox, self._lane, clock, depth)
+        self._loop = EngineLoop(
+            scheduler, executor, self._inbox, self._lane, clock, depth, adapters
+        )
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._orders = 0
 

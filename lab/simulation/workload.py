@@ -45,11 +45,13 @@ class Arrival:
     min_tokens: int = 0
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    adapter: str = ""
 
     @property
     def may_lose_its_place(self) -> bool:
-        """Whether others may pass it in the queue: its grammar is compiled, or it pauses."""
-        return self.grammar_ns is not None or self.pause_ns is not None
+        """Whether others may pass it in the queue: its grammar is compiled, its adapter is
+        loaded, or it pauses."""
+        return self.grammar_ns is not None or bool(self.adapter) or self.pause_ns is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,9 @@ import msgspec
 from lab.simulation.evidence import InvariantViolated
 from lab.simulation.faults import Faults, FaultyDevice
 from lab.simulation.invariants import Invariants
+from lab.simulation.sim_adapters import KnownAdapters, SimAdapter, SimAdapters
 from lab.simulation.sim_executor import LinearCost, SimExecutor, WrongContents
+from lab.simulation.watched import Watched
 from lab.simulation.workload import Arrival
 from service.engine.admission import Limits
 from service.engine.inbox import (
@@ -25,15 +27,18 @@ from service.engine.inbox import (
     FlushCache,
     GrammarReady,
     Inbox,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetStepCost,
     Submit,
+    UnloadAdapter,
+    WeightsRead,
 )
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
-from service.engine.plan import Grammar, GrammarKind, Plan, SamplingParams, StepOutcome
+from service.engine.plan import Grammar, GrammarKind, Plan, SamplingParams
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import ManualClock, WallAnchor
 from telemetry.facts.engine_records import EngineStarted, SequenceEnded
@@ -59,6 +64,7 @@ class Scenario:
     commands: tuple[tuple[int, Command], ...] = ()
     period: int | None = None
     knows_cost: bool = False
+    adapters: tuple[SimAdapter, ...] = ()
 
     @property
     def steady_cost(self) -> LinearCost | None:
@@ -100,24 +106,15 @@ class _Stall:
     length_ns: int
 
 
-_Event = Command | Arrival | _Restart | _WallJump | _Stall
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A command of a part of one engine's process."""
+
+    inbox: Inbox
+    command: Command
 
 
-class _Watched:
-    """An executor that calls `on_launch` with every plan."""
-
-    def __init__(self, inner: SimExecutor, on_launch: Callable[[Plan], None]) -> None:
-        self._inner = inner
-        self._on_launch = on_launch
-        self.block_tokens = inner.block_tokens
-        self.blocks_total = inner.blocks_total
-
-    def launch(self, plan: Plan) -> None:
-        self._on_launch(plan)
-        self._inner.launch(plan)
-
-    def collect(self) -> StepOutcome:
-        return self._inner.collect()
+_Event = _Answer | Command | Arrival | _Restart | _WallJump | _Stall
 
 
 class World:
@@ -166,6 +163,8 @@ class World:
         self.clock.advance(_OVERHEAD_NS)
         facts = self.lane.drain()
         self._facts += facts
+        for fact in facts:
+            self._known.take(fact)
         self.invariants.emitted(emissions, self.executor.token)
         self.invariants.after_step(facts)
 
@@ -193,13 +192,30 @@ class World:
             on_read=lambda reader, writer: self.invariants.read(reader, writer),
             period=scenario.period,
         )
-        watched = _Watched(
-            self.executor, lambda plan: self.invariants.planned(plan, self.clock.now_ns())
-        )
+        by_name = {adapter.name: adapter for adapter in scenario.adapters}
+        device = self._adapters = SimAdapters(self.clock, by_name, self._to_engine(self.inbox))
+        self._known = KnownAdapters()
+        watched = Watched(self.executor, self._launched, device.collected)
         self.loop = EngineLoop(
-            self.scheduler, watched, self.inbox, self.lane, self.clock, depth=scenario.depth
+            self.scheduler, watched, self.inbox, self.lane, self.clock, scenario.depth, device
         )
+        for adapter in scenario.adapters:
+            self.inbox.put(adapter.load)
         self._facts.append(_started(scenario, self.clock.now_ns()))
+
+    def _to_engine(self, inbox: Inbox) -> Callable[[int, Command], None]:
+        """Delivers commands to this engine; nothing if another has taken its place."""
+
+        def send_at(at_ns: int, command: Command) -> None:
+            self._at(at_ns, _Answer(inbox, command))
+
+        return send_at
+
+    def _launched(self, plan: Plan) -> None:
+        if self.scenario.adapters:
+            self.clock.advance(1)  # a load may outlast a step: its stamps stay in order
+        self.invariants.planned(plan, self.clock.now_ns())
+        self._adapters.launched(plan.step_id, self.invariants.adapters_of(plan))
 
     def _tell_cost(self) -> None:
         """The first command of an engine that has measured steps in its warm-up."""
@@ -240,7 +256,11 @@ class World:
                     self.wall = WallAnchor(self.wall.monotonic_ns, unix_ns)
                 case _Stall():
                     self.clock.advance(event.length_ns)
+                case _Answer():
+                    event.inbox.put(event.command)
                 case Cancel() | Pause() | Resume() | GrammarReady() | Submit():
+                    self.inbox.put(event)
+                case LoadAdapter() | WeightsRead() | UnloadAdapter():
                     self.inbox.put(event)
                 case SetStepCost():
                     self._put_cost(event)
@@ -248,10 +268,13 @@ class World:
                     self.inbox.put(event)
 
     def _arrive(self, arrival: Arrival) -> None:
+        adapter = self._known.number_of(arrival.adapter)
+        if adapter is None:
+            return  # the gateway does not know that name
         seq_id = self._next_seq_id
         self._next_seq_id += 1
         now_ns = self.clock.now_ns()
-        self.invariants.submitted(seq_id, arrival, now_ns)
+        self.invariants.submitted(seq_id, arrival, now_ns, adapter)
         constrained, ttft_ns = arrival.grammar_ns is not None, arrival.ttft_target_ns
         self.inbox.put(
             Submit(
@@ -270,6 +293,7 @@ class World:
                 first_token_by_ns=None if ttft_ns is None else now_ns + ttft_ns,
                 ttft_target_ns=ttft_ns,
                 itl_target_ns=arrival.itl_target_ns,
+                adapter=adapter,
             )
         )
         if arrival.cancel_ns is not None:

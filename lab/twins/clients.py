@@ -151,4 +151,5 @@ def _submit(request: SimulatedRequest, seq_id: int, prompt: list[int]) -> Submit
         tenant=spec.tenant,
         cache_salt=spec.salt,
         grammar=None if spec.constraint is None else _GRAMMAR,
+        adapter=spec.adapter,
     )

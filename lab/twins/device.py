@@ -10,7 +10,7 @@ from random import Random
 from lab.twins.gpus import Gpus
 from lab.twins.physics import Machine, Physics
 from service.engine.admission import Limits
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.plan import Plan, Sample, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.facts.reasons import StepFailure
@@ -59,7 +59,7 @@ class PacedScheduler(Scheduler):
         return committed
 
 
-class TwinDevice:
+class TwinDevice(CountedAdapters):
     """Implements `service.engine.executor.Executor` in virtual time, for a pipeline of depth 1:
     a step is computed at launch, and collecting takes no time.
 
@@ -78,6 +78,7 @@ class TwinDevice:
         fails: Callable[[Plan, int], StepFailure | None] | None = None,
         gpus: Gpus | None = None,
     ) -> None:
+        super().__init__()
         self.block_tokens = limits.block_tokens
         self.blocks_total = limits.blocks_total
         self._physics, self._machine = physics, machine

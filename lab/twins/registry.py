@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.twins.fault import Mechanisms
+from lab.twins.faults.adapter_faults import ADAPTERS
 from lab.twins.faults.client_faults import INGEST, LEAK, SLOW_CLIENT
 from lab.twins.faults.failure_faults import (
     DEGRADED,
@@ -45,6 +46,7 @@ FAULTS: dict[str, Mechanisms] = {
     "cpu_starvation": STARVED,
     "ingest_backlog": INGEST,
     "grammar_cost": GRAMMAR,
+    "adapter_churn": ADAPTERS,
     "invalid_output": INVALID,
     "slow_client": SLOW_CLIENT,
     "cancellation_leak": LEAK,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
+from lab.simulation.sim_adapters import SimAdapters
 from lab.simulation.virtual_engine import VirtualEngine
 from lab.twins.clients import Clients
 from lab.twins.delivery import end_of
@@ -108,9 +109,18 @@ def _serve(
     needs: dict[int, Needs] = {}
     draw = Random(f"{run.seed}/device/{begin_ns}")
     device = TwinDevice(limits, physics, machine, needs, draw, run.fails, run.gpus)
-    engine = VirtualEngine(
-        PacedScheduler(limits, machine, physics), device, clock, between_iterations_ns
+    adapters = SimAdapters(
+        clock, {one.name: one for one in setting.adapters}, lambda *sent: engine.send_at(*sent)
     )
+    engine = VirtualEngine(
+        PacedScheduler(limits, machine, physics),
+        device,
+        clock,
+        between_iterations_ns,
+        adapters=adapters,
+    )
+    for one in setting.adapters:
+        engine.send_at(begin_ns, one.load)
     clients = Clients(engine, requests, loop, setting.stream_buffer_tokens, needs, end_ns)
     for at_ns, command in run.commands:
         if at_ns >= begin_ns and (end_ns is None or at_ns < end_ns):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import cos, pi
 from random import Random
 
+from lab.simulation.sim_adapters import SimAdapter
 from lab.twins.physics import MS, SECOND, Physics
 from service.engine.admission import Limits
 from telemetry.requests.slo_policy import SloClass, SloPolicy
@@ -138,6 +139,7 @@ class RequestSpec:
     leaked_sequences: int = 0
     body_tokens: int | None = None
     slo_class: str = ""
+    adapter: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -161,6 +163,7 @@ class Setting:
     `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
     `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
     promises, `classes` the shares of its SLO classes (empty: all are of the default class). It
+    knows `adapters`, numbered from 1, of which requests name the first `adapters_used`, or none. It
     computes on so many `gpus`, whose driver does not measure the fields of `GpuSampled` in
     `unmeasured`.
     """
@@ -188,6 +191,8 @@ class Setting:
     sends_step_cost: bool = False
     policy: SloPolicy = WORLD_POLICY
     classes: dict[str, ClassMix] = field(default_factory=dict)
+    adapters: tuple[SimAdapter, ...] = ()
+    adapters_used: int = 0
     gpus: int = 0
     unmeasured: frozenset[str] = frozenset()
 
@@ -247,6 +252,7 @@ class Setting:
             shares_by = {name: mix.share for name, mix in self.classes.items()}
             slo_class = draw.choices(list(shares_by), list(shares_by.values()))[0]
             prompt = self.classes[slo_class].prompt
+        adapter = draw.randint(0, self.adapters_used) if self.adapters_used else 0
         return RequestSpec(
             number=number,
             at_ns=at_ns,
@@ -261,6 +267,7 @@ class Setting:
             constraint=constraint,
             disconnect_ns=disconnect_ns,
             slo_class=slo_class,
+            adapter=adapter,
         )
 
 

@@ -72,6 +72,7 @@ def _find_model(
         model,
         name=resolution["served_model_name"] or model.name,
         reasoning_format=resolution["reasoning_format"],
+        tool_format=resolution["tool_format"],
     )
 
 

@@ -62,8 +62,10 @@ class SettingAction(argparse.Action):
         setting, flag = self.setting, option_string or self.option_strings[0]
         if setting.is_switch:
             value: Any = flag == setting.flags[0]
+        elif setting.is_list:  # may be given several times
+            value = (*namespace.given.get(setting.key, ()), *setting.check(values, flag))
         else:
-            value = setting.check(values, flag) if setting.is_list else setting.parse(values, flag)
+            value = setting.parse(values, flag)
         namespace.given = {**namespace.given, setting.key: value}
 
 

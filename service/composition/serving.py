@@ -84,9 +84,8 @@ async def _serve(
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
-        live, handlers = set[str](), dict[str, LiveRequest]()
-        port, model = port_of(sockets.public[0]), config.engine.model
-        connections, counts = ConnectionCounts(), IngestCounts()
+        live, handlers, port = set[str](), dict[str, LiveRequest](), port_of(sockets.public[0])
+        connections, counts, model = ConnectionCounts(), IngestCounts(), config.engine.model
         gateways = Gateways(config, clock, sockets, engine_client, gateway_lane, engine_lane)
         observed = Observed(
             engine=engine_client,
@@ -118,6 +117,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
+            adapters=config.engine,
         )
         await _run(state, telemetry, supervisor, gateways, engine, start)
     finally:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-import msgspec
-
+from service.config.adapter_settings import AdapterSettings
 from service.config.model_ref import ModelRef
 from service.config.setting import ConfigError, Group, Unit, check_fields, setting
 
 Executor = Literal["auto", "native", "openvino", "torch"]
-Format = Literal["auto", "int8", "fp8"]  # of weights, and of keys and values
+Format = Literal["auto", "int8", "fp8"]  # of keys and values
+WeightsFormat = Literal["auto", "float", "int8", "fp8"]
 EXECUTORS: tuple[str, ...] = get_args(Executor)
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
     """Settings of the engine process, with the model they are for."""
 
     model: ModelRef
@@ -23,13 +23,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         setting("--dtype", Group.MODEL, "number format of weights and KV cache"),
     ] = "bfloat16"
     weights_format: Annotated[
-        Format,
+        WeightsFormat,
         setting(
             "--weights",
             Group.MODEL,
-            "int8 stores matrices in 8 bits with one scale an output: less memory and, where there "
-            "is a kernel, faster decoding; fp8 stores them as 8-bit floats and rounds activations "
-            "to them, for GPUs from Ada on; auto follows --dtype",
+            "int8: 8 bits with one scale an output, less memory and faster decoding where there is "
+            "a kernel; fp8: 8-bit floats, activations too, for GPUs from Ada on; float: --dtype; "
+            "auto: --dtype, but what the checkpoint quantised is kept where there is a product",
         ),
     ] = "auto"
     kv_dtype: Annotated[
@@ -324,6 +324,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
         check_fields(self)
+        self.check_adapters(self.model.name)
         if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_seqs:
             raise ConfigError(
                 f"--max-batched-tokens {self.max_batched_tokens} is below --max-num-seqs "

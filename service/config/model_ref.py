@@ -9,6 +9,9 @@ import msgspec
 
 from service.config.setting import Group, setting
 
+ToolFormatName = Literal[
+    "auto", "hermes", "llama3", "mistral", "mistral-args", "mistral-call-id", "smollm2"
+]
 ReasoningName = Literal["auto", "off", "think", "mistral", "seed"]
 
 
@@ -45,6 +48,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             "and the vocabulary have; off: reasoning is a part of the text",
         ),
     ] = "auto"
+    tool_format: Annotated[
+        ToolFormatName,
+        setting(
+            "--tool-format",
+            Group.MODEL,
+            "how the model writes calls of functions; auto: the way of its chat template, or "
+            "Hermes' way where that knows no tools",
+        ),
+    ] = "auto"
 
 
 class ModelKind(StrEnum):
@@ -77,3 +89,4 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     defaults: SamplingDefaults = SamplingDefaults()
     reasoning_format: ReasoningName = "auto"
+    tool_format: ToolFormatName = "auto"

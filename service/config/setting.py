@@ -36,6 +36,7 @@ class Group(StrEnum):
     """Sections of `--help`, of the reference and of `phasescope config`, in this order."""
 
     MODEL = "model"
+    ADAPTERS = "adapters"
     SCHEDULER = "scheduler"
     POLICIES = "policies"
     HTTP = "HTTP"
@@ -54,6 +55,7 @@ class Group(StrEnum):
 class Unit(StrEnum):
     """What a number counts."""
 
+    ADAPTERS = "adapters"
     BYTES = "bytes"
     CONNECTIONS = "connections"
     CURRENCY = "currency units an hour"

@@ -25,16 +25,17 @@ class Backend(Generic[DecoderT, PagesT]):
     """A way to compute a model, known before its weights are read.
 
     `name` says who computes and `dtype` what is stored and computed with, for people and for
-    facts. A weight of a matrix takes `weight_bytes`, a block of the cache `block_bytes` over all
-    layers. `load` reads the weights, `make_pages` allocates so many blocks. `make_executor` is
-    None where `TorchExecutor` runs the plans. With `collectives` this is one tensor-parallel
-    rank, and what it loads and allocates is its part. `no_states` says why prompts cannot be read
-    from final states; empty: the decoder is a `StatesDecoder`.
+    facts. A weight of a matrix takes `weight_bytes` on average, a block of the cache
+    `block_bytes` over all layers. `load` reads the weights, `make_pages` allocates so many blocks.
+    `make_executor` is None where `TorchExecutor` runs the plans. With `collectives` this is one
+    tensor-parallel rank, and what it loads and allocates is its part. `no_states` says why prompts
+    cannot be read from final states; empty: the decoder is a `StatesDecoder`. `adapters_fault` says
+    why it cannot compute LoRA adapters, None when it can.
     """
 
     name: str
     dtype: str
-    weight_bytes: int
+    weight_bytes: float
     block_tokens: int
     block_bytes: int
     load: Callable[[], DecoderT]
@@ -44,6 +45,7 @@ class Backend(Generic[DecoderT, PagesT]):
         Callable[[DecoderT, PagesT, Sampler, Clock, CpuKvPool | None], DeviceExecutor] | None
     ) = None
     collectives: Collectives | None = None
+    adapters_fault: str | None = None
     no_states: str = ""
 
 

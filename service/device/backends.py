@@ -18,12 +18,19 @@ from service.device.models.weight_source import WeightSource
 from service.device.native.build import NoNativeLibrary, library_path
 from service.device.native.cache import PAGE_TOKENS, NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder, unsupported
+from service.device.native.kept_weights import unsupported_forms
 from service.device.native.library import NumberKind
 from service.device.openvino.cache import OpenVinoKvCache
 from service.device.openvino.decoder import OpenVinoDecoder, OpenVinoSettings, build_openvino
 from service.device.openvino.graph import WeightStorage
+from service.device.quantization.kept_formats import KERNELS, WeightsBackend
 from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
+from service.device.weights.kept_summary import summarize
+
+_OPENVINO_ADAPTERS_FAULT = (
+    "OpenVINO's graph computes no LoRA adapters; use --executor native or torch"
+)
 
 
 def choose_backend(
@@ -92,17 +99,27 @@ def native_backend(
     pages = NumberKind.INT8 if kv_format is KvFormat.INT8 else plain
     rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
+    keeps = config.weights_format == "auto"
+    plain_bytes = {NumberKind.FLOAT32: 4, NumberKind.BFLOAT16: 2, NumberKind.INT8: 1}[weights]
+    kept = summarize(source, KERNELS[WeightsBackend.NATIVE] if keeps else (), plain_bytes)
+    reason = unsupported_forms(kept.forms)
+    if reason is not None:
+        raise NoNativeLibrary(reason)
+
     def load() -> NativeDecoder:
-        return NativeDecoder(source, max_tokens, weights, pages, rounding, config.threads, progress)
+        return NativeDecoder(
+            source, max_tokens, weights, pages, rounding, config.threads, progress, keeps
+        )
 
     return Backend(
         name="native-cpu",
         dtype=joined(
             config.dtype if plain is NumberKind.FLOAT32 else f"{config.dtype}, computed in float32",
             "int8 weights" if weights is NumberKind.INT8 else None,
+            kept.label,
             KV_LABELS[kv_format],
         ),
-        weight_bytes={NumberKind.FLOAT32: 4, NumberKind.BFLOAT16: 2, NumberKind.INT8: 1}[weights],
+        weight_bytes=kept.weight_bytes,
         block_tokens=PAGE_TOKENS,
         block_bytes=native_page_bytes(spec, pages),
         load=load,
@@ -114,6 +131,8 @@ def openvino_backend(
     config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
 ) -> Backend[OpenVinoDecoder, OpenVinoKvCache]:
     """The OpenVINO runtime; compiled here, since it decides the pages. Raises ConfigError."""
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_OPENVINO_ADAPTERS_FAULT}")
     rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     int8 = config.weights_format == "int8"
     settings = OpenVinoSettings(
@@ -122,18 +141,23 @@ def openvino_backend(
         kv_format=choose_kv_format(config),
         threads=config.threads,
     )
+    kept = summarize(source, KERNELS[WeightsBackend.OPENVINO], 1 if int8 else rounding.itemsize)
     decoder = build_openvino(source, max_tokens, settings, progress)
     layout = decoder.layout
     return Backend(
         name="openvino-cpu",
         dtype=joined(
-            decoder.label, "int8 weights" if int8 else None, KV_LABELS[settings.kv_format]
+            decoder.label,
+            kept.label,
+            "int8 weights" if int8 else None,
+            KV_LABELS[settings.kv_format],
         ),
-        weight_bytes=1 if int8 else rounding.itemsize,
+        weight_bytes=kept.weight_bytes,
         block_tokens=layout.page_tokens,
         block_bytes=layout.page_bytes,
         load=lambda: decoder,
         make_pages=decoder.make_cache,
+        adapters_fault=_OPENVINO_ADAPTERS_FAULT,
         no_states="OpenVINO's graph gives logits only; use --executor native or torch",
     )
 

@@ -8,12 +8,17 @@ attention it is a short prefill.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from service.engine.plan import Plan
+from service.engine.plan import DecodeRow, Plan, PrefillChunk
+
+_Row = DecodeRow | PrefillChunk
+_RowT = TypeVar("_RowT", DecodeRow, PrefillChunk)
+_NO_ADAPTERS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,23 @@ class SequenceSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Tokens [begin, begin + tokens) of the flat batch have LoRA adapter number `adapter`."""
+
+    adapter: int
+    begin: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """`token_ids`, `positions` and `slot_mapping` (page * page_tokens + place: where the token's
     keys and values are written, as in vLLM) are int64 [tokens]; `sampled` int64 [samples]
     are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`, one for
     each token and draft of a decode row. `last_tokens` are the flat rows whose token is the
     last one sampled, in the order of `Plan.decodes`. `read`, int64 [rows], are the flat rows that
-    prompt outputs are read from, in the order of `Plan.read_chunks`; None without any."""
+    prompt outputs are read from, in the order of `Plan.read_chunks`; None without any. `segments`
+    are apart and in order; tokens in none of them are the base model's."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -44,10 +59,17 @@ class StepInputs:
     prefills: tuple[SequenceSpan, ...]
     last_tokens: tuple[int, ...] = ()
     read: torch.Tensor | None = None
+    segments: tuple[AdapterRows, ...] = ()
 
 
-def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInputs:
-    """Read everything that a step needs from `plan`; decode rows get token 0 for now."""
+def build_inputs(
+    plan: Plan,
+    page_tokens: int,
+    device: torch.device,
+    adapters: Mapping[int, int] = _NO_ADAPTERS,
+) -> StepInputs:
+    """Read everything that a step needs from `plan`; decode rows get token 0 for now. `adapters`
+    are numbers by slot: decodes with one adapter lie together, and so do chunks."""
     token_ids: list[int] = []
     positions: list[int] = []
     slot_mapping: list[int] = []
@@ -55,9 +77,12 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
     decodes: list[SequenceSpan] = []
     prefills: list[SequenceSpan] = []
     last_tokens: list[int] = []
+    segments: list[AdapterRows] = []
     read: list[int] = []
 
-    def add(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> SequenceSpan:
+    def add(row: _Row) -> SequenceSpan:
+        tokens = (0, *row.drafts) if isinstance(row, DecodeRow) else row.tokens
+        start, blocks = row.start, row.blocks
         span = SequenceSpan(
             begin=len(token_ids),
             query_tokens=len(tokens),
@@ -69,20 +94,19 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
             positions.append(position)
             page, place = blocks[position // page_tokens], position % page_tokens
             slot_mapping.append(page * page_tokens + place)
+        _extend(segments, adapters.get(row.slot, 0), span)
         return span
 
-    for row in plan.decodes:
-        span = add((0, *row.drafts), row.start, row.blocks)
+    for row, span in _added(plan.decodes, adapters, add):
         last_tokens.append(span.begin)
         sampled.extend(range(span.begin, span.begin + span.query_tokens))
         (prefills if row.drafts else decodes).append(span)
-    for chunk in plan.prefills:
-        span = add(chunk.tokens, chunk.start, chunk.blocks)
+    for chunk, span in _added(plan.prefills, adapters, add):
         prefills.append(span)
         begin = span.begin - chunk.start
         read.extend(range(begin + chunk.reads.first, begin + chunk.reads.stop))
         if chunk.samples:
-            sampled.append(len(token_ids) - 1)
+            sampled.append(span.begin + span.query_tokens - 1)
 
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
@@ -92,8 +116,37 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         positions=tensor(positions),
         slot_mapping=tensor(slot_mapping),
         sampled=tensor(sampled),
-        decodes=tuple(decodes),
-        prefills=tuple(prefills),
+        decodes=tuple(sorted(decodes, key=_begin)) if segments else tuple(decodes),
+        prefills=tuple(sorted(prefills, key=_begin)) if segments else tuple(prefills),
         last_tokens=tuple(last_tokens),
+        segments=tuple(segments),
         read=tensor(read) if read else None,
     )
+
+
+def _added(
+    rows: Sequence[_RowT], adapters: Mapping[int, int], add: Callable[[_RowT], SequenceSpan]
+) -> Iterator[tuple[_RowT, SequenceSpan]]:
+    """Add rows, those of one adapter one after the other; give them in the order of `rows`."""
+    order: Iterable[int] = range(len(rows))
+    if adapters:
+        order = sorted(order, key=lambda index: adapters.get(rows[index].slot, 0))
+    spans = {index: add(rows[index]) for index in order}
+    return ((row, spans[index]) for index, row in enumerate(rows))
+
+
+def _extend(segments: list[AdapterRows], adapter: int, span: SequenceSpan) -> None:
+    """With the tokens of a span that lies behind them all."""
+    if not adapter:
+        return
+    begin, tokens = span.begin, span.query_tokens
+    if segments:
+        last = segments[-1]
+        if last.adapter == adapter and last.begin + last.tokens == begin:
+            begin, tokens = last.begin, last.tokens + tokens
+            segments.pop()
+    segments.append(AdapterRows(adapter, begin, tokens))
+
+
+def _begin(span: SequenceSpan) -> int:
+    return span.begin

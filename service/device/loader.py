@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from service.device.backend import AnyBackend
 from service.device.backends import choose_backend
 from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
+from service.device.lora.reader import read_adapter
+from service.device.lora.weights import AdapterWeights
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
 from service.device.memory_profile import measure_budget
 from service.device.parallel.decoder import ParallelDecoder, with_ranks
@@ -39,6 +42,7 @@ class LoadedEngine:
     max_model_tokens: int
     backend: AnyBackend
     pipeline_depth: int
+    adapter_dtype: torch.dtype = torch.float32
 
     @property
     def shape(self) -> ModelShape:
@@ -49,6 +53,16 @@ class LoadedEngine:
             return self.spec.shape(backend.weight_bytes, cell_bytes)
         ranks, device = backend.collectives.rank.count, backend.collectives.device
         return floor_shape(self.spec, ranks, device, backend.weight_bytes, cell_bytes)
+
+    @property
+    def adapters_fault(self) -> str | None:
+        """Why LoRA adapters cannot be placed on the executor; None when they can."""
+        return self.backend.adapters_fault
+
+    def read_adapter(self, folder: Path) -> AdapterWeights:
+        """A LoRA adapter of this model, for `executor.place_adapter`. May be called by any thread.
+        Raises ConfigError."""
+        return read_adapter(folder, self.spec, self.adapter_dtype)
 
     def own_process(self) -> None:
         """For a process that does nothing else: torch's threads, where they only sample, would spin
@@ -98,7 +112,10 @@ def load_executor(
         stage_ended(StartStage.CACHE)
         compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
         executor = _executor(config, backend, decoder, cache, clock, cpu_pool, compiler)
-    return LoadedEngine(executor, source.spec, max_model_tokens, backend, _depth(config, backend))
+    return LoadedEngine(
+        executor, source.spec, max_model_tokens, backend, _depth(config, backend),
+        adapter_dtype=getattr(torch, config.dtype),
+    )  # fmt: skip
 
 
 def _depth(config: EngineConfig, backend: AnyBackend) -> int:
@@ -118,8 +135,9 @@ def _measured_blocks(
         decoder, backend.make_pages, config.step_tokens, config.max_seqs, decoder.device
     )
     progress(str(budget))
+    cache_bytes = budget.cache_bytes - (config.lora_bytes or 0)
     return choose_blocks(
-        config, max_model_tokens, backend.block_tokens, backend.block_bytes, budget.cache_bytes
+        config, max_model_tokens, backend.block_tokens, backend.block_bytes, cache_bytes
     )
 
 

@@ -22,6 +22,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile, record_function
 
 from service.device.torch_executor import DeviceExecutor
+from service.engine.executor import Adapter
 from service.engine.plan import Plan, StepOutcome
 
 METADATA_KEY = "phasescope"
@@ -108,3 +109,9 @@ class StepProfiler:
                 return self._executor.collect()
         finally:
             self.step_ids.append(step_id)
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return self._executor.place_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return self._executor.drop_adapter(number)

@@ -9,6 +9,7 @@ import torch
 
 from service.device.cache.kv_cache import Pages
 from service.device.inputs import StepInputs
+from service.device.lora.store import AdapterStore
 from service.device.sampling.prompt_reader import PromptReader
 from service.device.spec import ModelSpec
 from service.engine.plan import Plan
@@ -26,6 +27,11 @@ class StepDecoder(Protocol[_PagesIn]):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """None where it does not compute them."""
+        ...
 
     def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""

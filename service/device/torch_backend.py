@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from service.config.settings import EngineConfig
+from service.config.settings import ConfigError, EngineConfig
 from service.device.attention.base import GraphAttention
-from service.device.attention_choice import Chosen, choose_attention
+from service.device.attention_choice import Chosen, choose_attention, triton_fault
 from service.device.backend import KV_LABELS, Backend, Progress, joined
 from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvCache, KvFormat, make_cache, page_bytes
+from service.device.lora.reader import MOST_RANK
+from service.device.lora.torch_adapters import DecoderAdapters
 from service.device.memory import choose_kv_format
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
+from service.device.quantization.kept_linear import KeptFormat
 from service.device.quantization.linear import WHOLE, MatrixFormat
 from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import Precision, choose_precision
@@ -22,7 +25,10 @@ from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives, refuse_impossible
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank
 from service.device.torch_executor import DeviceExecutor
+from service.device.weights.kept_summary import summarize
 from telemetry.facts.clock import Clock
+
+_RANKS_ADAPTERS_FAULT = "tensor-parallel ranks compute no LoRA adapters; use --tensor-parallel 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,17 @@ class _Parts:
         return Decoder(
             self.source, self.chosen.attention, self.max_tokens, self.precision, self.device,
             self.progress, self.matrices, self.chosen.ops, self.collectives or WHOLE,
+            self._adapters(),
         )  # fmt: skip
+
+    def _adapters(self) -> DecoderAdapters | None:
+        """With our kernels, where the other products of a layer have them."""
+        spec, device = self.source.spec, self.device
+        if self.config.lora_bytes is None or triton_fault(spec, device) is not None:
+            return None
+        from service.device.lora.triton_adapters import TritonAdapters
+
+        return TritonAdapters(spec, self.precision.compute, device, MOST_RANK)
 
     def make_pages(self, blocks: int) -> KvCache:
         # padding of captured batches writes to a page of its own
@@ -88,7 +104,7 @@ class _Parts:
         assert attention is not None, "its decode steps are not captured"
         return cuda_executor(
             decoder, attention, pages, sampler, clock, cpu_pool, self.config.max_seqs,
-            self.max_tokens, self.progress,
+            self.max_tokens, self.progress, self.config.lora_bytes is not None,
         )  # fmt: skip
 
 
@@ -117,11 +133,14 @@ def torch_backend(
         kv_format=choose_kv_format(config),
         progress=progress,
     )
+    plain_bytes = 1 if config.weights_format in ("int8", "fp8") else dtype.itemsize
+    kinds = parts.matrices.kinds if isinstance(parts.matrices, KeptFormat) else ()
+    kept = summarize(source, kinds, plain_bytes)
     faults = joined(note, parts.chosen.fault)
     return Backend(
         name=f"{parts.name} ({faults})" if faults else parts.name,
-        dtype=joined(precision.label, parts.matrices.label, KV_LABELS[parts.kv_format]),
-        weight_bytes=1 if config.weights_format != "auto" else dtype.itemsize,
+        dtype=joined(precision.label, kept.label, parts.matrices.label, KV_LABELS[parts.kv_format]),
+        weight_bytes=kept.weight_bytes,
         block_tokens=parts.page_tokens,
         block_bytes=page_bytes(source.spec, parts.page_tokens, dtype, parts.kv_format),
         load=parts.load,
@@ -129,6 +148,7 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
+        adapters_fault=None if collectives is None else _RANKS_ADAPTERS_FAULT,
         no_states="" if collectives is None else "not with --tensor-parallel above 1",
     )
 
@@ -140,5 +160,7 @@ def _share(
     if config.tensor_parallel == 1:
         return source, None
     refuse_impossible(config, device)
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_RANKS_ADAPTERS_FAULT}")
     place = TensorParallelRank(rank, config.tensor_parallel)
     return ShardedWeights(source, place), Collectives(place, device)

@@ -19,11 +19,13 @@ from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
+from service.device.lora.slots import SlotAdapters
+from service.device.lora.store import drop_adapter, place_adapter
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
 from service.device.step_decoder import StepDecoder, forward_and_read
-from service.engine.executor import Executor, StepFailed
+from service.engine.executor import Adapter, Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.facts.clock import Clock
 
@@ -78,6 +80,7 @@ class TorchExecutor(Generic[PagesT]):
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
         self._reader = PromptReader(clock)
         self._last_tokens: dict[int, int] = {}
+        self._slot_adapters = SlotAdapters()
         self._launched: deque[Future[StepOutcome]] = deque()
         self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
         self._is_marked = False
@@ -97,7 +100,10 @@ class TorchExecutor(Generic[PagesT]):
 
     def launch(self, plan: Plan) -> None:
         """Read the plan; compute it now or hand it to the worker."""
-        inputs = build_inputs(plan, self._cache.page_tokens, self._decoder.device)
+        self._slot_adapters.follow(plan)
+        inputs = build_inputs(
+            plan, self._cache.page_tokens, self._decoder.device, self._slot_adapters.numbers
+        )
         compute = self._compute_marked if self._is_marked else self._compute
         if self._worker is not None:
             self._launched.append(self._worker.submit(compute, plan, inputs))
@@ -112,6 +118,12 @@ class TorchExecutor(Generic[PagesT]):
     def collect(self) -> StepOutcome:
         """The oldest launched plan's outcome. Raises StepFailed."""
         return self._launched.popleft().result()
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return place_adapter(self._decoder.adapters, number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return drop_adapter(self._decoder.adapters, number)
 
     def mark_steps(self, on: bool) -> None:
         self._is_marked = on

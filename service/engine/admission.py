@@ -44,6 +44,8 @@ class Limits:
     refuse_late: bool = False
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     budget_ceiling_tokens: int = 0
+    adapter_bytes: int = 0
+    max_adapters: int = 0
 
     def __post_init__(self) -> None:
         assert self.budget_tokens >= self.max_seqs, "no room to decode every sequence"

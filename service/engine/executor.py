@@ -44,6 +44,20 @@ class StepFailed(DeviceFailure):
         return cls(f"step {step_id}: {line or type(error).__name__}", kind, detail)
 
 
+class Adapter(Protocol):
+    """What the engine knows of a LoRA adapter that was read; the rest is the device's."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its numbers as the device holds them, before padding."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The largest of its modules."""
+        ...
+
+
 class Executor(Protocol):
     """Runs plans in the order in which they were launched.
 
@@ -69,3 +83,31 @@ class Executor(Protocol):
     def collect(self) -> StepOutcome:
         """Wait for the oldest launched step. Raises StepFailed."""
         ...
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        """Make an adapter ready for plans whose `SlotStart.adapter` is `number`, which is above 0
+        and new. Returns the bytes that all placed adapters now take. Raises DeviceFailure when
+        there is no room, and then nothing has changed."""
+        ...
+
+    def drop_adapter(self, number: int) -> int:
+        """Free one. No slot that goes on, and no launched step that was not collected, has it.
+        Returns the bytes that are left in use."""
+        ...
+
+
+class CountedAdapters:
+    """The adapter part of an `Executor` that computes nothing."""
+
+    def __init__(self) -> None:
+        self._adapter_bytes: dict[int, int] = {}
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        assert number > 0, number
+        assert number not in self._adapter_bytes, number
+        self._adapter_bytes[number] = weights.bytes
+        return sum(self._adapter_bytes.values())
+
+    def drop_adapter(self, number: int) -> int:
+        del self._adapter_bytes[number]
+        return sum(self._adapter_bytes.values())

@@ -13,6 +13,7 @@ import msgspec
 
 from service.engine.plan import Grammar, SamplingParams
 from service.engine.prompt_output import PromptOutput
+from telemetry.facts.adapter_records import UnloadMode
 from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.reasons import EndReason
 
@@ -29,8 +30,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     targets of its SLO class.
     `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
-    GrammarReady comes for it. With a `prompt_output` that reads every row the prefix cache is
-    neither read nor filled.
+    GrammarReady comes for it, and one with an `adapter` (0: none) until that is placed. With a
+    `prompt_output` that reads every row the prefix cache is neither read nor filled.
     """
 
     seq_id: int
@@ -46,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_salt: str = ""
     cache_prefix: bool = True
     grammar: Grammar | None = None
+    adapter: int = 0
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
@@ -79,6 +81,40 @@ class GrammarReady(msgspec.Struct, frozen=True, tag=True):
     compile_ns: int
     cached: bool
     error: str | None
+
+
+OF_START = 0
+"""The ticket of the adapters of the start; a gateway's are larger."""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Serve the adapter in the folder `source` under `name`. `ticket` comes back in the fact that
+    answers. With `replace` another adapter may have that name: new sequences get the new one. Only
+    a replay states its `number`; 0: the next one."""
+
+    ticket: int
+    name: str
+    source: str
+    replace: bool = False
+    number: int = 0
+
+
+class WeightsRead(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The files of an adapter have been read, in `read_ns` (`error` None), or cannot be."""
+
+    number: int
+    bytes: int
+    rank: int
+    read_ns: int
+    error: str | None = None
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Unload the adapter of that name. `ticket` comes back in the fact that answers."""
+
+    ticket: int
+    name: str
+    mode: UnloadMode
 
 
 class SetStepCost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -129,6 +165,9 @@ Command = (
     | Pause
     | Resume
     | GrammarReady
+    | LoadAdapter
+    | WeightsRead
+    | UnloadAdapter
     | SetStepCost
     | SetLimits
     | FlushCache

@@ -35,6 +35,8 @@ _SAME = (
     "refuse_late",
     "tenant_weights",
     "budget_ceiling_tokens",
+    "adapter_bytes",
+    "max_adapters",
 )
 _RUNTIME = tuple(one.name for one in msgspec.structs.fields(RuntimeLimits))
 

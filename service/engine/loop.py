@@ -13,22 +13,35 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from service.engine.executor import Executor, StepFailed
+from service.engine.adapters.orders import (
+    AdapterDevice,
+    Drop,
+    Forget,
+    NoAdapters,
+    Order,
+    Place,
+    ReadWeights,
+)
+from service.engine.executor import DeviceFailure, Executor, StepFailed
 from service.engine.inbox import (
     Cancel,
     Command,
     FlushCache,
     GrammarReady,
     Inbox,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
+    UnloadAdapter,
+    WeightsRead,
 )
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
+from telemetry.facts.adapter_records import AdapterStage
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.facts.recorder import Lane
@@ -60,8 +73,10 @@ class EngineLoop:
         lane: Lane,
         clock: Clock,
         depth: int = 1,
+        adapters: AdapterDevice | None = None,
     ) -> None:
         assert depth >= 1, depth
+        self._adapters = NoAdapters() if adapters is None else adapters
         self.scheduler = scheduler
         self.executor = executor
         self._inbox = inbox
@@ -93,13 +108,16 @@ class EngineLoop:
         """One iteration: launches at most one plan, commits at most one outcome."""
         begin_ns = self._clock.now_ns()
         commands = self._inbox.drain()
-        self._apply(commands, begin_ns)
+        if self._apply(commands, begin_ns):
+            begin_ns = self._clock.now_ns()
         launched = self._launch(begin_ns)
         if self._in_flight and (len(self._in_flight) >= self._depth or not launched):
             self._collect()
             self._stalled = False
         else:
             self._stalled = not launched
+        if self._carry_out_orders():
+            self._stalled = False
         if self.has_work:
             self._idle = False
         elif commands or not self._idle:
@@ -117,7 +135,8 @@ class EngineLoop:
             self._unchecked = False
             self.scheduler.check()
 
-    def _apply(self, commands: list[Command], now_ns: int) -> None:
+    def _apply(self, commands: list[Command], now_ns: int) -> bool:
+        """Apply commands, and what follows from them for adapters; whether that took time."""
         scheduler = self.scheduler
         for command in commands:
             match command:
@@ -131,6 +150,12 @@ class EngineLoop:
                     scheduler.resume(command.seq_id, now_ns)
                 case GrammarReady():
                     scheduler.grammar_ready(command, now_ns)
+                case LoadAdapter():
+                    scheduler.adapters.load(command)
+                case WeightsRead():
+                    scheduler.adapters.weights_read(command)
+                case UnloadAdapter():
+                    scheduler.adapters.unload(command)
                 case SetStepCost():
                     scheduler.set_step_cost(command)
                 case SetLimits():
@@ -141,6 +166,41 @@ class EngineLoop:
                     self._recording = command.enabled
                     self._lane.append(RecordingSet(now_ns, command.enabled))
         self._record_facts(now_ns)
+        return bool(commands) and self._carry_out_orders()
+
+    def _carry_out_orders(self) -> bool:
+        """Let the device do what the core has decided about adapters; whether there was any."""
+        desk = self.scheduler.adapters
+        if not desk.knows_any:
+            return False
+        any_order = False
+        while orders := desk.orders():  # what was placed may be evicted for another
+            any_order = True
+            for order in orders:
+                self._carry_out(order)
+        self._record_facts(self._clock.now_ns())
+        return any_order
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case ReadWeights():
+                self._adapters.read(order.number, order.source)
+            case Place():
+                self._place(order.number)
+            case Drop():
+                self._adapters.drop(order.number)
+            case Forget():
+                self._adapters.forget(order.number)
+
+    def _place(self, number: int) -> None:
+        desk, begin_ns = self.scheduler.adapters, self._clock.now_ns()
+        try:
+            placed_bytes = self._adapters.place(number)
+        except DeviceFailure as failure:
+            desk.failed(number, AdapterStage.PLACE, str(failure))
+            return
+        now_ns = self._clock.now_ns()
+        desk.placed(number, placed_bytes, now_ns - begin_ns)
 
     def _launch(self, begin_ns: int) -> bool:
         plan = self.scheduler.plan(begin_ns)

@@ -66,13 +66,15 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF = "ebnf"
+    TOOLS = "tools"
 
 
 class Grammar(msgspec.Struct, frozen=True):
     """A constraint on a sequence's text; equal grammars are compiled once.
 
     `source` is the text of the JSON schema, the regular expression or the grammar, and
-    empty for `JSON_OBJECT`.
+    empty for `JSON_OBJECT`. For `TOOLS` it is a grammar that the gateway made of functions, in the
+    notation of the library that compiles it.
     """
 
     kind: GrammarKind
@@ -85,7 +87,8 @@ class SlotStart:
 
     `outputs` are the tokens it had generated before; penalties count them and the
     prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `prompt_output`
-    is what its chunks' `reads` are for.
+    is what its chunks' `reads` are for. `adapter` is the number under which a LoRA adapter was
+    placed on the executor, 0 for the base model.
     """
 
     slot: int
@@ -97,6 +100,7 @@ class SlotStart:
     end_token_ids: Sequence[int]
     grammar: Grammar | None = None
     prompt_output: PromptOutput | None = None
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

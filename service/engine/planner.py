@@ -37,6 +37,7 @@ class Planner:
         self._targets = Targets()
         self._unrecorded_preemptions: list[int] = []
         self._set_aside: list[Request] = []
+        self._held: Request | None = None
 
     def submitted(self, request: Request, now_ns: int) -> None:
         """A request has joined the queue."""
@@ -227,6 +228,7 @@ class Planner:
             return  # the common case: only decodes
         key = self._sort_key(now_ns)
         pending = deque(sorted(started, key=key))
+        self._hold_back(builder, now_ns)
         capped: set[str] = set()
         head = self._next_to_admit(builder, capped, now_ns)
         while pending or head is not None:
@@ -239,10 +241,21 @@ class Planner:
             admitted = self._admit(head, key(head)[0], builder, now_ns)
             head = self._next_to_admit(builder, capped, now_ns) if admitted else None
 
+    def _hold_back(self, builder: PlanBuilder, now_ns: int) -> None:
+        """While sequences generate, none is admitted that came after one that has waited too long
+        for memory for its adapter."""
+        self._held = None
+        if any(not request.paused for request in self._table.running):
+            self._held = self._table.queue.held_back(now_ns)
+        if self._held is not None:
+            builder.skip(self._held, WaitReason.ADAPTER)
+
     def _next_to_admit(self, builder: PlanBuilder, capped: set[str], now_ns: int) -> Request | None:
         """The request to admit next; those of tenants at their limit are passed over."""
-        limit = self.limits.tenant_max_seqs
+        limit, held = self.limits.tenant_max_seqs, self._held
         for request in self._table.queue.heads(self._sort_key(now_ns)):
+            if held is not None and request.arrival > held.arrival:
+                continue
             tenant = request.submit.tenant
             if limit is None or self._table.running_of(tenant) < limit:
                 return request

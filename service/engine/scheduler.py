@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
+import msgspec
+
+from service.engine.adapters.desk import AdapterDesk
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
 from service.engine.executor import StepFailed
@@ -80,6 +83,7 @@ class Scheduler:
         self.pool = self.prefix.pool
         self.table = SequenceTable(limits, self.prefix, self.log)
         self._blocks, self._counters = self.table.blocks, self.table.counters
+        self.adapters = AdapterDesk(limits.adapter_bytes, limits.max_adapters, self.table, self.log)
         self._planner = Planner(limits, self.table, self.prefix, self.log)
         self._deadlines: list[tuple[int, int]] = []
 
@@ -122,6 +126,10 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
+        unloaded = self.adapters.refusal(command)
+        if unloaded is not None:
+            self.table.refuse(request, EndReason.ADAPTER_UNLOADED, unloaded)
+            return
         if self.limits.refuse_late and self.has_live:  # an idle engine has nothing better to do
             late_ns = self._planner.late_by_ns(request, now_ns)
             if late_ns > 0:
@@ -131,7 +139,10 @@ class Scheduler:
                 return
         if self.limits.draft_tokens:
             request.proposer = self._make_proposer(command)
+        request.awaits_adapter = self.adapters.must_wait(command)
         self.table.add(request, now_ns)
+        if request.awaits_adapter:
+            self.adapters.queued(request)
         self._planner.submitted(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
@@ -186,20 +197,8 @@ class Scheduler:
 
     def set_step_cost(self, command: SetStepCost) -> None:
         self._planner.cost.set(command)
-        self.log.record(
-            partial(
-                StepCostSet,
-                step_id=self.log.next_step_id,
-                base_ns=command.base_ns,
-                prefill_token_ns=command.prefill_token_ns,
-                decode_row_ns=command.decode_row_ns,
-                context_token_ns=command.context_token_ns,
-                pair_ns=command.pair_ns,
-                mixed_ns=command.mixed_ns,
-                spread=command.spread,
-                around_ns=command.around_ns,
-            )
-        )
+        cost = msgspec.structs.asdict(command)
+        self.log.record(partial(StepCostSet, step_id=self.log.next_step_id, **cost))
 
     def set_limits(self, command: SetLimits) -> None:
         """Put other limits in force; sequences that run go on. Raises LimitError."""
@@ -231,10 +230,14 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, seq_id = heapq.heappop(self._deadlines)
             self.cancel(seq_id, EndReason.DEADLINE)
-        return self._planner.plan(now_ns)
+        plan = self._planner.plan(now_ns)
+        if not plan.is_empty:
+            self.adapters.planned(plan)
+        return plan
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
         """Apply the outcome of a launched plan."""
+        self.adapters.finished()
         self.prefix.copied(plan.copies)
         self._planner.cost.learn(plan, outcome)
         rows = plan.sampled_rows
@@ -256,6 +259,7 @@ class Scheduler:
     def fail(self, plan: Plan, error: StepFailed) -> Committed:
         """The plan could not be computed: its sequences end, the others go on. Blocks that it
         was to load from CPU memory may hold anything, so the prefix cache is flushed."""
+        self.adapters.finished()
         ending = [row.seq_id for row in plan.rows if row.seq_id in self.table.live]
         self.log.record(
             partial(
@@ -281,6 +285,7 @@ class Scheduler:
     def check(self) -> None:
         """Walk all state; raises AssertionError with the numbers when it is inconsistent."""
         self.table.check()
+        self.adapters.check()
 
     # The parts of commit()
 

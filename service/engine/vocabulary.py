@@ -23,5 +23,12 @@ class Vocabulary(msgspec.Struct, frozen=True):
     tokenizer_json: str = ""
 
 
+# how JSON is written under a grammar. One blank, or a new line with indentation: a small model left
+# to itself never stops
+JSON_SPELLING = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": r"[ ]|\n {0,24}",
+}
 # of a schema, a regular expression or a grammar; checked by the gateway and before compiling
 MAX_GRAMMAR_CHARACTERS = 64 * 1024

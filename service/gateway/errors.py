@@ -10,6 +10,8 @@ import msgspec
 
 from telemetry.facts.reasons import EndReason
 
+_SERVED_NAMED = 20
+
 
 class EngineUnavailable(Exception):
     """No engine is ready for a request."""
@@ -50,8 +52,11 @@ def conflict(message: str, code: str) -> ApiError:
     return ApiError(409, message, "invalid_request_error", code)
 
 
-def model_not_found(model: str, served: str) -> ApiError:
-    error = not_found(f"model {model!r} does not exist; this server serves {served!r}")
+def model_not_found(model: str, *served: str) -> ApiError:
+    """`served` are the base model and its adapters, of which the first ones are named."""
+    names = ", ".join(map(repr, served[:_SERVED_NAMED]))
+    more = f" and {len(served) - _SERVED_NAMED} more" if len(served) > _SERVED_NAMED else ""
+    error = not_found(f"model {model!r} does not exist; this server serves {names}{more}")
     error.code, error.param = "model_not_found", "model"
     return error
 
@@ -168,6 +173,10 @@ def error_of_end(
             return draining()
         case EndReason.TIMEOUT | EndReason.DEADLINE:
             return timed_out(reason)
+        case EndReason.ADAPTER_FAILED:
+            return _adapter_error(500, detail or "the adapter could not be loaded", reason)
+        case EndReason.ADAPTER_UNLOADED:
+            return _adapter_error(404, detail or "the adapter was unloaded", reason)
         case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:
             return _failure(reason)
         case EndReason.END_LOST:  # set by telemetry only, never sent to a client
@@ -176,6 +185,18 @@ def error_of_end(
             return _cancelled(reason)
         case _:
             assert_never(reason)
+
+
+def _adapter_error(status: int, message: str, reason: EndReason) -> ApiError:
+    kind = "server_error" if status == 500 else "invalid_request_error"
+    return ApiError(
+        status,
+        f"{message}; GET /v1/models lists what is served",
+        kind,
+        reason.value,
+        "model",
+        reason=reason,
+    )
 
 
 def _first_token_too_late(seconds: str | None) -> ApiError:

@@ -123,22 +123,33 @@ class GgufFile:
     def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """A tensor as a new float32 array of its shape, or those of its rows that `order` names, in
         that order. Raises ConfigError."""
-        info = self.tensors.get(name)
-        if info is None:
-            raise ConfigError(f"{self.path} has no tensor {name}")
-        raw = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
+        info = self._info(name)
         try:
-            rows = raw.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
             if order is None:
-                return dequantize_blocks(rows, info.kind).reshape(info.shape)
+                return dequantize_blocks(self.raw(name), info.kind).reshape(info.shape)
             if len(info.shape) == 1:
-                return dequantize_blocks(rows, info.kind).reshape(-1)[order]
-            return dequantize_blocks(rows[order], info.kind).reshape(-1, *info.shape[1:])
+                return dequantize_blocks(self.raw(name), info.kind).reshape(-1)[order]
+            rows = dequantize_blocks(self.raw(name, order), info.kind)
+            return rows.reshape(-1, *info.shape[1:])
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
                 "cannot dequantize_blocks; use another quantisation of the model"
             ) from error
+
+    def raw(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        """A tensor's blocks as in the file, uint8 [rows, bytes], or those of its rows that `order`
+        names. Without one it is the file's own memory. Raises ConfigError."""
+        info = self._info(name)
+        flat = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
+        rows = flat.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+        return rows if order is None else rows[order]
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.tensors.get(name)
+        if info is None:
+            raise ConfigError(f"{self.path} has no tensor {name}")
+        return info
 
     def _read_header(self) -> None:
         if self._data[:4] != _MAGIC:
@@ -167,6 +178,11 @@ class GgufFile:
     def _add_tensor(
         self, name: str, shape: tuple[int, ...], kind: BlockFormat, offset: int
     ) -> None:
+        if not shape or shape[-1] % kind.block_values or 0 in shape:
+            raise ConfigError(
+                f"{self.path}: tensor {name} of shape {list(shape)} is no whole blocks of "
+                f"{kind.block_values} values ({kind.name}); fetch the file again"
+            )
         values = int(np.prod(shape, dtype=np.int64))
         size_bytes = values // kind.block_values * kind.block_bytes
         if offset + size_bytes > len(self._data):

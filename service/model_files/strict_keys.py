@@ -82,6 +82,11 @@ class StrictKeys:
         return self._left.get(key)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the keys that are left."""
+        return tuple(self._left)
+
+    @property
     def is_empty(self) -> bool:
         return not self._left
 

@@ -28,12 +28,15 @@ from service.engine.inbox import (
     FlushCache,
     GrammarReady,
     Inbox,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
+    UnloadAdapter,
+    WeightsRead,
 )
 from service.engine.kv.cpu_offload import Retention
 from service.engine.limits_record import record_of
@@ -41,6 +44,7 @@ from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.process import frames
+from service.process.adapter_store import AdapterStore
 from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
 from service.process.live_sequences import SequenceLister
@@ -107,6 +111,8 @@ class EngineServer:
                         | SetLimits()
                         | SetRecording()
                         | SetStepCost()
+                        | LoadAdapter()
+                        | UnloadAdapter()
                     ):
                         self._inbox.put(message)
                     case frames.StartProfile() | frames.StopProfile():
@@ -224,7 +230,7 @@ def _run(
     def progress(stage: str) -> None:
         gateway.send(frames.LoadProgress(stage))
 
-    def on_ready(ready: GrammarReady) -> None:
+    def on_ready(ready: GrammarReady | WeightsRead) -> None:
         inbox.put(ready)
         gateway.wake()
 
@@ -245,7 +251,10 @@ def _run(
     warm = warm_up(loaded.executor, limits, clock)
     stages.end(StartStage.WARM_UP)
     scheduler = Scheduler(limits, vocab_tokens=loaded.spec.vocab)
-    loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=loaded.pipeline_depth)
+    adapters = AdapterStore(loaded, clock, on_ready, config.lora_read_timeout_s)
+    loop = EngineLoop(
+        scheduler, loaded.executor, inbox, lane, clock, loaded.pipeline_depth, adapters
+    )
     inbox.put(first_cost(warm))
     settle_collector()
     pauses = Lane(_PAUSES_KEPT)
@@ -253,6 +262,7 @@ def _run(
         GcWatch(HostProcess.ENGINE, pauses, clock).install()
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done, warm))
+    adapters.load_at_start(config.named_loras, inbox, loop.apply_commands)
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
@@ -261,6 +271,7 @@ def _run(
         ).serve()
     finally:
         profiles.close()
+        adapters.close()
     loaded.executor.close()
     return 0
 
@@ -300,9 +311,11 @@ def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
         tenant_queue_limit=config.tenant_queue_limit,
         itl_target_ns=_ns(config.itl_target_ms, 1e6),
         prefix_cache=config.prefix_cache,
-        cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; no adapter; "
+        cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; "
         f"{loaded.backend.dtype}",
         draft_tokens=config.draft_tokens,
+        adapter_bytes=config.lora_bytes or 0,
+        max_adapters=config.max_adapters if config.lora_bytes else 0,
         host_slots=loaded.executor.host_slots,
         retention=Retention(
             tenant_share=config.kv_offload_tenant_share, ttl_ns=_ns(config.kv_offload_ttl_s, 1e9)

@@ -15,12 +15,14 @@ from service.config.settings import EngineConfig
 from service.engine.inbox import (
     Cancel,
     FlushCache,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
+    UnloadAdapter,
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
@@ -123,6 +125,8 @@ ToEngine = (
     | SetRecording
     | SetLimits
     | SetStepCost
+    | LoadAdapter
+    | UnloadAdapter
     | StartProfile
     | StopProfile
     | Shutdown

@@ -22,6 +22,7 @@ from service.engine.plan import Emission
 from service.process import frames
 from service.process.gateway_connection import GatewayConnection
 from service.process.link import Link, LinkClosed
+from telemetry.facts.adapter_records import AdapterFact
 from telemetry.facts.base import space_of
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -31,13 +32,22 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     SequenceRefused,
 )
+from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 
 log = logging.getLogger("phasescope.engine")
 
-# what a gateway process is told of sequences, its own and others': how many wait before it
-_NEWS = (SequenceQueued, SequenceAdmitted, SequenceEnded, SequenceRefused, GrammarCompiled)
+# what a gateway process is told of sequences, its own and others': how many wait before it; and
+# which adapters there are
+_NEWS = (
+    SequenceQueued
+    | SequenceAdmitted
+    | SequenceEnded
+    | SequenceRefused
+    | GrammarCompiled
+    | AdapterFact
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +68,7 @@ class ManyGateways(GatewayConnection):
         self._listener = listener
         self._processes: dict[int, _Process] = {}  # by descriptor
         self._started: EngineStarted | None = None
+        self._adapters = KnownAdapters()
         self._sent = 0
         self._poll.register(listener, select.POLLIN)
 
@@ -70,10 +81,13 @@ class ManyGateways(GatewayConnection):
         own = by_space.get(0, [])
         super().send_frame(frames.Frame(own, frame.facts, frame.lost_facts))
         self._sent += 1
-        news: list[Fact] = [fact for fact in frame.facts if isinstance(fact, _NEWS)]
+        news: list[Fact] = [one for one in frame.facts if isinstance(one, _NEWS)]
+        for fact in news:
+            if isinstance(fact, AdapterFact):
+                self._adapters.take(fact)
         if self._started is None:
             self._started = next((f for f in frame.facts if isinstance(f, EngineStarted)), None)
-            news += [] if self._started is None else [self._started]
+            news = news if self._started is None else [self._started, *news]
         for process in list(self._processes.values()):
             if process.space is None:
                 continue
@@ -152,7 +166,7 @@ class ManyGateways(GatewayConnection):
             raise ValueError(f"cannot join as {space}")
         process.space = space
         if self._started is not None:
-            self._tell(process, [], [self._started])
+            self._tell(process, [], [self._started, *self._adapters.facts()])
 
     def _check(self, process: _Process, seq_id: int) -> None:
         if process.space is None or space_of(seq_id) != process.space:

@@ -7,7 +7,7 @@ of text. Incomplete characters, and text that may be the beginning of a stop str
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from service.text.tokenizer import Tokenizer
 
@@ -15,15 +15,20 @@ from service.text.tokenizer import Tokenizer
 class Detokenizer:
     """Detokenizes one sequence; what `push` and `finish` return makes up the whole text."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool = True, shown_ids: Collection[int] = ()
+    ) -> None:
+        """`shown_ids` are special tokens that are a part of the text even so."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown_ids = shown_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = tokenizer.strip_first_space
 
     def push(self, token_id: int) -> str:
         """The text that is complete with this token; may be empty."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        is_hidden = self._skip_special and self._tokenizer.is_special(token_id)
+        if is_hidden and token_id not in self._shown_ids:
             return ""
         data = self._tokenizer.token_bytes(token_id)
         if self._at_start and data:
@@ -61,7 +66,7 @@ class StopScanner:
             before = self._held[: begin + (length if self._keep else 0)]
             self._held = ""
             return before, True
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         out, self._held = self._held[:cut], self._held[cut:]
         return out, False
@@ -72,7 +77,7 @@ class StopScanner:
         return out
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

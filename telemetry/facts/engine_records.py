@@ -58,6 +58,8 @@ class EngineStarted(_Fact, frozen=True):
     refuse_late: bool = False
     tenant_weights: dict[str, float] = msgspec.field(default_factory=dict)
     budget_ceiling_tokens: int = 0
+    adapter_bytes: int = 0
+    max_adapters: int = 0
     warm_up: tuple[WarmUpStep, ...] = ()
     engine: str = OWN_ENGINE
     engine_version: str = ""
@@ -80,7 +82,8 @@ class SequenceQueued(_Fact, frozen=True):
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
     `received_ns` is when the process of an attached engine received it; None: not known. With
     `prompt_logprobs` its prompt is scored, with that many alternatives a token; with `pooling` it
-    is an embedding, pooled so. Neither: None.
+    is an embedding, pooled so. Neither: None. It computes with `adapter`, 0 for none, and waits for
+    it if it `awaits_adapter`.
     """
 
     seq_id: int
@@ -99,6 +102,8 @@ class SequenceQueued(_Fact, frozen=True):
     received_ns: int | None = None
     prompt_logprobs: int | None = None
     pooling: str | None = None
+    adapter: int = 0
+    awaits_adapter: bool = False
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -118,6 +123,7 @@ class SequenceRefused(_Fact, frozen=True):
     itl_target_ns: int | None = None
     prompt_logprobs: int | None = None
     pooling: str | None = None
+    adapter: int = 0
 
 
 class SequenceAdmitted(_Fact, frozen=True):

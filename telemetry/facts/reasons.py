@@ -29,6 +29,8 @@ class EndReason(StrEnum):
     TENANT_LIMIT = "tenant_limit"
     TTFT_UNREACHABLE = "ttft_unreachable"
     GRAMMAR_INVALID = "grammar_invalid"
+    ADAPTER_FAILED = "adapter_failed"
+    ADAPTER_UNLOADED = "adapter_unloaded"
     KV_TOO_SMALL = "kv_too_small"
     NOT_READY = "not_ready"
     DRAINING = "draining"
@@ -60,6 +62,8 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.TENANT_LIMIT: Outcome.REJECTED,
     EndReason.TTFT_UNREACHABLE: Outcome.REJECTED,
     EndReason.GRAMMAR_INVALID: Outcome.REJECTED,
+    EndReason.ADAPTER_FAILED: Outcome.FAILED,
+    EndReason.ADAPTER_UNLOADED: Outcome.CANCELLED,
     EndReason.KV_TOO_SMALL: Outcome.REJECTED,
     EndReason.NOT_READY: Outcome.REJECTED,
     EndReason.DRAINING: Outcome.REJECTED,
@@ -94,6 +98,7 @@ class WaitReason(StrEnum):
     HEAD_OF_LINE = "head_of_line"
     POLICY = "policy"
     GRAMMAR = "grammar"
+    ADAPTER = "adapter"  # the weights of its adapter are not on the device
     CLIENT_PAUSE = "client_pause"
     PREEMPTED = "preempted"
     REMOTE_KV = "remote_kv"  # its KV blocks come from another machine or store

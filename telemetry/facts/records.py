@@ -1,5 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
-`telemetry.facts.engine_records`, the machine's in `telemetry.facts.host_records`.
+`telemetry.facts.engine_records` and `adapter_records` there, the machine's in
+`telemetry.facts.host_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -13,6 +14,16 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
+from telemetry.facts.adapter_records import (
+    AdapterAdded,
+    AdapterClosed,
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterRead,
+    AdapterRefused,
+    AdapterUnloaded,
+)
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import (
@@ -36,6 +47,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
+from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
 SCHEMA_VERSION = 3
 UNKNOWN_ROUTE = "unknown"
@@ -228,6 +240,14 @@ Fact = (
     | SequenceResumed
     | SequenceEnded
     | GrammarCompiled
+    | AdapterAdded
+    | AdapterRead
+    | AdapterLoaded
+    | AdapterEvicted
+    | AdapterClosed
+    | AdapterUnloaded
+    | AdapterFailed
+    | AdapterRefused
     | StepAborted
     | StepCostSet
     | LimitsSet
@@ -238,6 +258,8 @@ Fact = (
     | RequestTokenized
     | SequenceSubmitted
     | RequestEnded
+    | ToolCallsMade
+    | ToolResultsReturned
     | HostPaused
     | HostSampled
     | GpuFound

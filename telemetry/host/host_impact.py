@@ -1,7 +1,7 @@
 """The requests that a pause delayed, and for how long: pauses against steps and deliveries.
 
 A pause of the engine delays every sequence in it by their overlap, less the time in which the
-sequence waits for its own grammar or its own client. A pause of the gateway delays a request
+sequence waits for its own grammar, adapter or client. A pause of the gateway delays a request
 
     not yet submitted        by the overlap: nothing works on it;
     with tokens committed    from the first such commit (or the pause's begin) to the pause's
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceEnded,
@@ -31,7 +32,7 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.host_records import HostSampled
-from telemetry.facts.reasons import HostProcess
+from telemetry.facts.reasons import HostProcess, WaitReason
 from telemetry.facts.records import (
     EngineDied,
     Fact,
@@ -42,6 +43,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.host.engine_stay import FOREVER_NS, EngineStay, overlap
 from telemetry.host.pauses import Pause
 
 _KEEP_NS = 10_000_000_000
@@ -50,7 +52,6 @@ _ROWS_KEPT = 131_072  # ten seconds of 256 rows at 50 steps/s, some 15 MiB
 _IMPACTS_KEPT = 512
 _VICTIMS_SHOWN = 16
 _STEPS_SHOWN = 8
-_FOREVER_NS = 1 << 62
 
 
 class Victim(msgspec.Struct, frozen=True):
@@ -87,42 +88,13 @@ class ImpactTotals(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """In the engine from `submitted_ns` to `ended_ns`; `blocked` for its own grammar or client."""
-
-    submitted_ns: int
-    ended_ns: int = _FOREVER_NS
-    blocked_since_ns: int | None = None
-    blocked: list[tuple[int, int]] = field(default_factory=list)
-
-    def block(self, at_ns: int) -> None:
-        if self.blocked_since_ns is None:
-            self.blocked_since_ns = at_ns
-
-    def unblock(self, at_ns: int) -> None:
-        if self.blocked_since_ns is not None:
-            self.blocked.append((self.blocked_since_ns, at_ns))
-            self.blocked_since_ns = None
-
-    def lost_ns(self, begin_ns: int, end_ns: int) -> int:
-        """The part of [begin_ns, end_ns) that it was in the engine and not blocked."""
-        begin_ns, end_ns = max(begin_ns, self.submitted_ns), min(end_ns, self.ended_ns)
-        lost_ns = max(0, end_ns - begin_ns)
-        for since_ns, until_ns in self.blocked:
-            lost_ns -= _overlap(since_ns, until_ns, begin_ns, end_ns)
-        if self.blocked_since_ns is not None:
-            lost_ns -= _overlap(self.blocked_since_ns, _FOREVER_NS, begin_ns, end_ns)
-        return lost_ns
-
-
-@dataclass(slots=True)
 class _Request:
     accepted_ns: int
     read_ns: int
     gateway: int
     stream: bool = False
-    ended_ns: int = _FOREVER_NS
-    sequences: dict[int, _Sequence] = field(default_factory=dict)
+    ended_ns: int = FOREVER_NS
+    sequences: dict[int, EngineStay] = field(default_factory=dict)
 
 
 class HostImpact:
@@ -163,6 +135,8 @@ class HostImpact:
                     | GrammarCompiled()
                 ):
                     self._sequence_fact(fact)
+                case AdapterLoaded() | AdapterEvicted():
+                    self._adapter_fact(fact)
                 case _:
                     pass
         if len(self._requests) > 4096 and facts:
@@ -228,7 +202,7 @@ class HostImpact:
             case RequestParsed():
                 request.stream = fact.stream
             case SequenceSubmitted():
-                request.sequences[fact.seq_id] = _Sequence(fact.at_ns)
+                request.sequences[fact.seq_id] = EngineStay(fact.at_ns)
                 self._owner[fact.seq_id] = fact.request_id
             case RequestEnded():
                 request.ended_ns = fact.at_ns
@@ -237,14 +211,14 @@ class HostImpact:
         """End the requests whose terminal facts were lost: they are not delayed from now on."""
         live = frozenset(listed.request_ids)
         for request_id, request in self._requests.items():
-            is_open = request.ended_ns == _FOREVER_NS
+            is_open = request.ended_ns == FOREVER_NS
             if is_open and request.read_ns < listed.at_ns and request_id not in live:
                 request.ended_ns = listed.at_ns
 
     @property
     def live(self) -> int:
         """Requests without a known end."""
-        return sum(request.ended_ns == _FOREVER_NS for request in self._requests.values())
+        return sum(request.ended_ns == FOREVER_NS for request in self._requests.values())
 
     def _sequence_fact(
         self,
@@ -254,21 +228,35 @@ class HostImpact:
         if sequence is None:
             return
         match fact:
-            case SequenceQueued(constrained=True) | SequencePaused():
-                sequence.block(fact.at_ns)
-            case SequenceResumed() | GrammarCompiled():
-                sequence.unblock(fact.at_ns)
+            case SequenceQueued():
+                if fact.constrained:
+                    sequence.block(WaitReason.GRAMMAR, fact.at_ns)
+                if fact.awaits_adapter:
+                    sequence.block(WaitReason.ADAPTER, fact.at_ns)
+            case SequencePaused():
+                sequence.block(WaitReason.CLIENT_PAUSE, fact.at_ns)
+            case SequenceResumed():
+                sequence.unblock(WaitReason.CLIENT_PAUSE, fact.at_ns)
+            case GrammarCompiled():
+                sequence.unblock(WaitReason.GRAMMAR, fact.at_ns)
             case SequenceEnded():
                 self._end(fact.seq_id, fact.at_ns)
 
-    def _sequence(self, seq_id: int) -> _Sequence | None:
+    def _adapter_fact(self, fact: AdapterLoaded | AdapterEvicted) -> None:
+        for sequence in filter(None, map(self._sequence, fact.seq_ids)):
+            if isinstance(fact, AdapterLoaded):
+                sequence.unblock(WaitReason.ADAPTER, fact.at_ns)
+            else:
+                sequence.block(WaitReason.ADAPTER, fact.at_ns)
+
+    def _sequence(self, seq_id: int) -> EngineStay | None:
         request = self._requests.get(self._owner.get(seq_id, ""))
         return None if request is None else request.sequences.get(seq_id)
 
     def _end(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequence(seq_id)
-        if sequence is not None and sequence.ended_ns == _FOREVER_NS:
-            sequence.unblock(at_ns)
+        if sequence is not None and sequence.ended_ns == FOREVER_NS:
+            sequence.close(at_ns)
             sequence.ended_ns = at_ns
 
     def _forget(self, edge_ns: int) -> None:
@@ -304,7 +292,7 @@ class HostImpact:
             overlap_ns = max(inside, default=0)
         else:
             submitted_ns = max((s.submitted_ns for s in sequences.values()), default=end_ns)
-            before_ns = _overlap(request.accepted_ns, submitted_ns, begin_ns, end_ns)
+            before_ns = overlap(request.accepted_ns, submitted_ns, begin_ns, end_ns)
             due_ns = max(begin_ns, _due_ns(request, first_tokens))
             overlap_ns = max(before_ns, end_ns - due_ns)
         return overlap_ns * pause.lost_ns // (end_ns - begin_ns)
@@ -324,14 +312,10 @@ class HostImpact:
         }
 
 
-def _overlap(since_ns: int, until_ns: int, begin_ns: int, end_ns: int) -> int:
-    return max(0, min(until_ns, end_ns) - max(since_ns, begin_ns))
-
-
 def _due_ns(request: _Request, first_tokens: dict[int, int]) -> int:
     """From when on the gateway had something of the request to send."""
     sequences = request.sequences
-    due_ns = max((s.ended_ns for s in sequences.values()), default=_FOREVER_NS)
+    due_ns = max((s.ended_ns for s in sequences.values()), default=FOREVER_NS)
     if request.stream:
         for seq_id in sequences:
             due_ns = min(due_ns, first_tokens.get(seq_id, due_ns))

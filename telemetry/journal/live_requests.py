@@ -3,16 +3,17 @@
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
 parsed, tokenized, submitted, queued, first admitted, grammar, a pause that is not over), the
-engine's start, its limits in force and its last step cost. The steps, tokens and waits of those
-requests before the cut are lost.
+engine's start, its limits in force, its last step cost and the adapters that it knows. The steps,
+tokens and waits of those requests before the cut are lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
+from telemetry.facts.adapter_records import AdapterFact
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -25,6 +26,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepCostSet,
 )
+from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.records import (
     EngineDied,
     Fact,
@@ -59,11 +61,13 @@ class LiveRequests:
         self._owners: dict[int, str] = {}
         self._early: dict[int, list[Fact]] = {}
         self._engine: dict[type, Fact] = {}
+        self._adapters = KnownAdapters()
         self._engine_encoded: bytes | None = None
         self._take: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._engine_fact,
             StepCostSet: self._engine_fact,
             LimitsSet: self._engine_fact,
+            **dict.fromkeys(get_args(AdapterFact), self._adapter_fact),
             EngineDied: self._engine_died,
             RequestAccepted: self._accepted,
             RequestParsed: self._request_fact,
@@ -97,7 +101,8 @@ class LiveRequests:
         """The engine's facts, then those of each live request, as encoded arrays. An array that has
         not changed since the last call is the same object."""
         if self._engine_encoded is None:
-            self._engine_encoded = encode_facts(list(self._engine.values()))
+            facts: list[Fact] = [*self._engine.values(), *self._adapters.facts()]
+            self._engine_encoded = encode_facts(facts)
         groups = [self._engine_encoded] if self._engine else []
         for live in self._requests.values():
             if live.encoded is None:
@@ -109,13 +114,21 @@ class LiveRequests:
 
     def _engine_fact(self, fact: EngineStarted | StepCostSet | LimitsSet) -> None:
         if isinstance(fact, EngineStarted):
-            self._engine.clear()  # the death of the engine before may have been lost
+            self._clear_engine()  # the death of the engine before may have been lost
         self._engine[type(fact)] = fact
+        self._engine_encoded = None
+
+    def _clear_engine(self) -> None:
+        self._engine.clear()
+        self._adapters.clear()
+
+    def _adapter_fact(self, fact: AdapterFact) -> None:
+        self._adapters.take(fact)
         self._engine_encoded = None
 
     def _engine_died(self, fact: EngineDied) -> None:
         """All sequences end with the engine; requests stay until their own terminal facts."""
-        self._engine.clear()
+        self._clear_engine()
         self._engine_encoded = None
         self._owners.clear()
         self._early.clear()

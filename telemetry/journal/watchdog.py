@@ -1,8 +1,8 @@
 """Notices an engine that is alive and has work, but commits no step.
 
 Work is a sequence that was submitted, has not ended, and is blocked neither by its client nor by
-its grammar. The engine may be silent for three times its longest recent step, but at least for
-`stall_ns`. A stall is recorded once, as `StallDetected`; the next committed step ends it.
+its grammar or adapter. The engine may be silent for three times its longest recent step, but at
+least for `stall_ns`. A stall is recorded once, as `StallDetected`; the next committed step ends it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -59,6 +60,8 @@ class StallWatchdog:
             SequencePaused: lambda fact: self._block(fact.seq_id),
             SequenceResumed: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
             GrammarCompiled: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
+            AdapterLoaded: self._adapter_loaded,
+            AdapterEvicted: self._adapter_evicted,
             SequenceEnded: lambda fact: self._remove(fact.seq_id),
             SequencesListed: self._listed,
         }
@@ -138,7 +141,7 @@ class StallWatchdog:
         return len(self._work) + len(self._blocked)
 
     def _queued(self, fact: SequenceQueued) -> None:
-        if fact.constrained:
+        if fact.constrained or fact.awaits_adapter:
             self._block(fact.seq_id)
         else:
             self._work.setdefault(fact.seq_id, fact.at_ns)
@@ -155,6 +158,14 @@ class StallWatchdog:
         if seq_id in self._blocked:
             self._blocked.discard(seq_id)
             self._work[seq_id] = at_ns
+
+    def _adapter_loaded(self, fact: AdapterLoaded) -> None:
+        for seq_id in fact.seq_ids:
+            self._unblock(seq_id, fact.at_ns)
+
+    def _adapter_evicted(self, fact: AdapterEvicted) -> None:
+        for seq_id in fact.seq_ids:
+            self._block(seq_id)
 
     def _remove(self, seq_id: int) -> None:
         self._work.pop(seq_id, None)

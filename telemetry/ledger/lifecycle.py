@@ -28,6 +28,7 @@ NEXT_STEP = "next_step"
 IN_FLIGHT = "in_flight"
 _OWN_CAUSES = {
     WaitReason.GRAMMAR: Part.GRAMMAR,
+    WaitReason.ADAPTER: Part.ADAPTER,
     WaitReason.CLIENT_PAUSE: Part.CLIENT,
     WaitReason.REMOTE_KV: Part.REMOTE_KV,
 }

@@ -59,7 +59,7 @@ class Metric:
 UNITS = frozenset(
     ("seconds", "bytes", "tokens", "blocks", "requests", "sequences", "steps", "spans", "facts",
      "values", "points", "grammars", "outputs", "restarts", "pauses", "exports", "ratio",
-     "joules", "watts", "celsius", "hertz", "percent")
+     "adapters", "joules", "watts", "celsius", "hertz", "percent")
 )  # fmt: skip
 """Words that say what is counted or measured."""
 

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry.facts.base import RecorderStats
 from telemetry.facts.reasons import StepFailure
+from telemetry.facts.tool_records import CallOutcome
 from telemetry.metrics.catalog import engine, gateway, latency, recording, slo, tracing
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
 from telemetry.metrics.metric import Metric
 from telemetry.metrics.tracing_metrics import tracing_samples
 from telemetry.pump.pump import FoldCost
+from telemetry.stats.adapters import AdapterStats
 from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
@@ -77,6 +79,8 @@ def _scalars(
     yield engine.STEPS_TARGET_UNREACHABLE, one(snapshot.steps_target_unreachable_total)
     failed = snapshot.totals.steps_failed
     yield engine.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
+    calls = snapshot.totals.tool_calls
+    yield engine.TOOL_CALLS, [({"outcome": o}, float(calls.get(o, 0))) for o in CallOutcome]
     yield engine.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
     yield engine.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
     yield engine.PREEMPTIONS, one(snapshot.preemptions_total)
@@ -96,6 +100,7 @@ def _scalars(
     yield from tracing_samples(snapshot.tracing)
     for name, metric in engine.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
+    yield from _adapters(snapshot.adapters)
     yield engine.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
     yield engine.PROMPT_SCORE_SECONDS, one(snapshot.totals.score_ns / 1e9)
     yield from _device(snapshot.totals)
@@ -126,6 +131,18 @@ def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
     ]
     for metric, samples in found:
         yield metric, samples if totals.device_steps else []
+
+
+def _adapters(stats: AdapterStats) -> Iterable[tuple[Metric, list[Sample]]]:
+    """The families have no sample if the engine has no memory for adapters."""
+    found = [
+        (engine.ADAPTERS_KNOWN, len(stats.names)),
+        (engine.ADAPTERS_PLACED, stats.placed),
+        (engine.ADAPTERS_PLACED_BYTES, stats.placed_bytes),
+        (engine.ADAPTERS_MEMORY_BYTES, stats.memory_bytes),
+    ]
+    for metric, value in found:
+        yield metric, [({}, float(value))] if stats.max_placed else []
 
 
 def _coverage(coverage: Coverage) -> Iterable[tuple[Metric, list[Sample]]]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from telemetry.facts.clock import unix_seconds
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.metrics.families import Family, HistogramPoint, Labels, Sample
 from telemetry.metrics.metric import Kind, Metric
 from telemetry.requests.phases import Measure, RequestTimeline
+from telemetry.stats.adapters import AdapterStats
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.window import Snapshot
 
@@ -60,6 +62,14 @@ SUCCESS = _metric(
     Kind.COUNTER,
     "Number of requests ended, by finish reason.",
     "finished_reason",
+)
+LORA_INFO = Metric(
+    "vllm:lora_requests_info",
+    Kind.GAUGE,
+    "LoRA adapters of running and of waiting sequences, in labels, and how many may be placed at "
+    "once; the value is the time of the scrape in Unix seconds, as the gateways for inference on "
+    "Kubernetes read it.",
+    ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
 HISTOGRAMS = (
     _histogram("time_to_first_token_seconds", Measure.TTFT, _TTFT),
@@ -119,9 +129,21 @@ def vllm_families(
         one(GENERATION_TOKENS, snapshot.output_tokens_total),
         one(PROMPT_TOKENS, fold.prompt_tokens),
         Family(SUCCESS, tuple(ended)),
+        Family(LORA_INFO, _lora_info(snapshot.adapters)),
         *_cache_config(snapshot, labels),
         *(_family(metric, labels, histograms) for metric in HISTOGRAMS),
     ]
+
+
+def _lora_info(stats: AdapterStats) -> tuple[Sample, ...]:
+    if not stats.max_placed:
+        return ()
+    labels: Labels = {
+        "max_lora": str(stats.max_placed),
+        "running_lora_adapters": ",".join(stats.running),
+        "waiting_lora_adapters": ",".join(stats.waiting),
+    }
+    return ((labels, float(unix_seconds())),)
 
 
 def _cache_config(snapshot: Snapshot, labels: Labels) -> list[Family]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import islice
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded, AdapterRead
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -42,6 +43,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 from telemetry.pump.isolation import Isolation, guarded
 from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
@@ -59,6 +61,8 @@ class _Request:
     parsed: RequestParsed | None = None
     tokenized: RequestTokenized | None = None
     ended: RequestEnded | None = None
+    tool_calls: ToolCallsMade | None = None
+    tool_results: ToolResultsReturned | None = None
     workload: WorkloadClass | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_incomplete: bool = False
@@ -84,6 +88,7 @@ class PhaseFold:
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
+        self._adapter_reads_ns: dict[int, int] = {}
         self._cut = frozenset(cut)
 
     @property
@@ -137,8 +142,11 @@ class PhaseFold:
                 self._accept(fact)
             case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
                 self._request_fact(fact)
+            case ToolCallsMade() | ToolResultsReturned():
+                self._tool_fact(fact)
             case EngineStarted():
                 self._sequences.is_attached = fact.is_attached
+                self._adapter_reads_ns.clear()
             case SequenceQueued():
                 self._sequences.queued(fact)
             case SequenceAdmitted():
@@ -149,6 +157,12 @@ class PhaseFold:
                 self._sequences.resumed(fact.seq_id, fact.at_ns)
             case GrammarCompiled():
                 self._compiled(fact)
+            case AdapterRead():
+                self._adapter_reads_ns[fact.number] = fact.read_ns
+            case AdapterLoaded():
+                self._adapter_loaded(fact)
+            case AdapterEvicted():
+                self._sequences.adapter_evicted(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
             case SequencesListed():
@@ -192,6 +206,15 @@ class PhaseFold:
                 self._ending[fact.request_id] = fact.at_ns
                 self._emit_if_done(fact.request_id)
 
+    def _tool_fact(self, fact: ToolCallsMade | ToolResultsReturned) -> None:
+        request = self._requests.get(fact.request_id)
+        if request is None:
+            return
+        if isinstance(fact, ToolCallsMade):
+            request.tool_calls = fact
+        else:
+            request.tool_results = fact
+
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)
         self._publish(Measured(Measure.ITL, gap_ns, at_ns, workload))
@@ -202,6 +225,11 @@ class PhaseFold:
         request = self._requests.get(request_id or "")
         workload = ENGINE_WIDE if request is None else _classify(request)
         self._publish(Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, workload))
+
+    def _adapter_loaded(self, fact: AdapterLoaded) -> None:
+        self._sequences.adapter_loaded(fact)
+        load_ns = self._adapter_reads_ns.pop(fact.number, 0) + fact.place_ns
+        self._publish(Measured(Measure.ADAPTER_LOAD, load_ns, fact.at_ns, ENGINE_WIDE))
 
     # Ends
 
@@ -311,4 +339,6 @@ def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
         phases=tile(*known, sequences),
         is_incomplete=request.is_incomplete,
         workload=request.workload or _classify(request),
+        tool_calls=request.tool_calls,
+        tool_results=request.tool_results,
     )

@@ -37,6 +37,7 @@ from telemetry.facts.records import (
     RequestParsed,
     RequestTokenized,
 )
+from telemetry.facts.tool_records import ReturnedCall, ToolCallsMade, ToolResultsReturned
 from telemetry.requests.account import Account
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 
@@ -49,9 +50,12 @@ class Measure(StrEnum):
     answer); TPOT is the time from first to last token over the tokens after the first; ITL is
     each gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT, E2E
     and DELIVER are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
-    (near 0 from the cache), MASK the time for the masks of constrained rows in one step;
-    CANCEL_TO_FREE is from the detection of a disconnect, delete or timeout until the last block
-    is free.
+    (near 0 from the cache), ADAPTER_LOAD the time to read and place an adapter's weights, MASK the
+    time for the masks of constrained rows in one step; CANCEL_TO_FREE is from the detection of a
+    disconnect, delete or timeout until the last block is free. TOOL_PARSE is the time to read the
+    calls of functions out of an answer, TOOL_CHECK the time to check them against their schemas
+    after it was sent; TOOL is from an answer with calls to the arrival of the request with their
+    results.
     """
 
     QUEUE = "queue"
@@ -61,10 +65,14 @@ class Measure(StrEnum):
     TPOT = "tpot"
     E2E = "e2e"
     GRAMMAR_COMPILE = "grammar_compile"
+    ADAPTER_LOAD = "adapter_load"
     CANCEL_TO_FREE = "cancel_to_free"
     TOKENIZE = "tokenize"
     DELIVER = "deliver"
     MASK = "mask"
+    TOOL_PARSE = "tool_parse"
+    TOOL_CHECK = "tool_check"
+    TOOL = "tool"
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
@@ -181,7 +189,8 @@ class Cancellation:
 class RequestTimeline:
     """Everything known about one ended request. `account` is set if the phase fold has a ledger and
     the request's end is known. `is_incomplete`: facts were lost while it was live, so it adds to no
-    histogram."""
+    histogram. `tool_calls` are set if its answer could call functions, `tool_results` if it brought
+    results of calls."""
 
     accepted: RequestAccepted
     parsed: RequestParsed | None
@@ -192,6 +201,8 @@ class RequestTimeline:
     account: Account | None = None
     workload: WorkloadClass = ENGINE_WIDE
     is_incomplete: bool = False
+    tool_calls: ToolCallsMade | None = None
+    tool_results: ToolResultsReturned | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -285,8 +296,22 @@ class RequestTimeline:
         if cancelled and cancelled.detected_ns is not None and cancelled.freed_ns is not None:
             lag_ns = max(0, cancelled.freed_ns - cancelled.detected_ns)
             values[Measure.CANCEL_TO_FREE] = lag_ns
+        made = self.tool_calls
+        if made is not None:
+            values[Measure.TOOL_PARSE] = made.parse_ns
+            values[Measure.TOOL_CHECK] = made.validate_ns if made.calls else None
+        found = [(measure, value) for measure, value in values.items() if value is not None]
+        found += [(Measure.TOOL, end_ns - begin_ns) for begin_ns, end_ns, _ in self.tool_waits]
         at_ns, workload = self.ended.at_ns, self.workload
-        return [Measured(m, v, at_ns, workload) for m, v in values.items() if v is not None]
+        return [Measured(measure, value, at_ns, workload) for measure, value in found]
+
+    @property
+    def tool_waits(self) -> list[tuple[int, int, ReturnedCall]]:
+        """From an answer with calls to the arrival of this request, which has their results."""
+        if self.tool_results is None:
+            return []
+        end_ns = self.accepted.at_ns
+        return [(min(one.called_ns, end_ns), end_ns, one) for one in self.tool_results.calls]
 
     def _completed_ns(self, name: Phase) -> int | None:
         """A phase's length if the request got past it."""

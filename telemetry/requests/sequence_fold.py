@@ -1,9 +1,10 @@
 """Folds the engine's facts into what happened to each sequence: chunks, tokens, waits.
 
-Waits are derived. A sequence waits for its grammar until GrammarCompiled, and for its client
-between SequencePaused and SequenceResumed. Otherwise, while it is queued, it waits behind the head
-of the queue: the head for its own reason, sequences of a tenant at its limit for that limit, all
-others for the head. A sequence whose KV blocks come from elsewhere is no head: it is passed over.
+Waits are derived. A sequence waits for its grammar until GrammarCompiled, for its adapter until
+AdapterLoaded, and for its client between SequencePaused and SequenceResumed. Otherwise, while it is
+queued, it waits behind the head of the queue: the head for its own reason, sequences of a tenant at
+its limit for that limit, all others for the head. A sequence whose KV blocks come from elsewhere is
+no head: it is passed over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     Row,
@@ -22,17 +24,17 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
+from telemetry.requests.queue_heads import Head, extend, wait_under
 
 _OWN = (WaitReason.GRAMMAR, WaitReason.REMOTE_KV)  # of a sequence in the queue: nobody waits behind
 _HEADS_KEPT = 65_536
-_SAME_WAIT_NS = 1_000_000
 
 
 @dataclass(slots=True)
 class Sequence:
     """A live sequence.
 
-    `blocked_since` (reason, ns) is set while its own grammar or client blocks it, and
+    `blocked_since` (reason, ns) is set while its own grammar, adapter or client blocks it, and
     `waiting_since_ns` while it is queued and not blocked. `is_lost`: it has ended and its terminal
     fact was lost. `has_gap`: facts were lost since its last token.
     """
@@ -53,6 +55,7 @@ class Sequence:
     in_queue: bool = False
     waiting_since_ns: int | None = None
     blocked_since: tuple[WaitReason, int] | None = None
+    awaits_adapter: bool = False
     preempted_at: tuple[int, int] | None = None
     workload: WorkloadClass | None = None
     is_lost: bool = False
@@ -88,24 +91,6 @@ class Sequence:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """From `since_ns` on `seq_id` was the head of the queue, blocked by `reason`, and the tenants
-    in `capped` were at their limit."""
-
-    since_ns: int
-    seq_id: int | None
-    reason: WaitReason | None
-    capped: frozenset[str] = frozenset()
-
-    def same_as(self, other: _Head) -> bool:
-        return (self.seq_id, self.reason, self.capped) == (
-            other.seq_id,
-            other.reason,
-            other.capped,
-        )
-
-
 class SequenceFold:
     """Live sequences by id. `on_gap(sequence, gap_ns, at_ns)` is called for each token but the
     first. `is_attached`: they are in an engine that is not ours."""
@@ -114,7 +99,7 @@ class SequenceFold:
         self._on_gap = on_gap
         self.is_attached = False
         self._sequences: dict[int, Sequence] = {}
-        self._heads: deque[_Head] = deque(maxlen=_HEADS_KEPT)
+        self._heads: deque[Head] = deque(maxlen=_HEADS_KEPT)
         self._remote: set[int] = set()  # those that wait for KV blocks from elsewhere
 
     def get(self, seq_id: int) -> Sequence:
@@ -137,8 +122,11 @@ class SequenceFold:
         sequence.received_ns = fact.received_ns
         if sequence.received_ns is None and self.is_attached:
             sequence.received_ns = fact.at_ns  # the first that is known of it there
+        sequence.awaits_adapter = fact.awaits_adapter
         if fact.constrained:
             sequence.blocked_since = (WaitReason.GRAMMAR, fact.at_ns)
+        elif fact.awaits_adapter:
+            sequence.blocked_since = (WaitReason.ADAPTER, fact.at_ns)
         else:
             sequence.waiting_since_ns = fact.at_ns
 
@@ -154,6 +142,29 @@ class SequenceFold:
             sequence.compile_ns = fact.compile_ns
             self._unblock(sequence, fact.at_ns)
         return sequence
+
+    def adapter_loaded(self, fact: AdapterLoaded) -> None:
+        """The sequences that waited for it wait for it no more."""
+        for seq_id in fact.seq_ids:
+            sequence = self._sequences.get(seq_id)
+            if sequence is None:
+                continue
+            sequence.awaits_adapter = False
+            since = sequence.blocked_since
+            if since is not None and since[0] is WaitReason.ADAPTER:
+                self._unblock(sequence, fact.at_ns)
+
+    def adapter_evicted(self, fact: AdapterEvicted) -> None:
+        """Queued sequences wait for it again."""
+        for seq_id in fact.seq_ids:
+            sequence = self._sequences.get(seq_id)
+            if sequence is None:
+                continue
+            sequence.awaits_adapter = True
+            if sequence.waiting_since_ns is not None:
+                self._close_wait(sequence, fact.at_ns)
+            if sequence.blocked_since is None:
+                sequence.blocked_since = (WaitReason.ADAPTER, fact.at_ns)
 
     def paused(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)
@@ -204,14 +215,16 @@ class SequenceFold:
             sequence.has_gap = True
 
     def _unblock(self, sequence: Sequence, at_ns: int) -> None:
-        """The sequence's own grammar or client no longer blocks it."""
+        """The sequence's own grammar, adapter or client no longer blocks it."""
         if sequence.blocked_since is None:
             return
         reason, since_ns = sequence.blocked_since
         sequence.blocked_since = None
         if at_ns > since_ns:
             sequence.waits.append(WaitSpan(reason, None, since_ns, at_ns))
-        if sequence.in_queue:
+        if sequence.in_queue and sequence.awaits_adapter:
+            sequence.blocked_since = (WaitReason.ADAPTER, at_ns)
+        elif sequence.in_queue:
             sequence.waiting_since_ns = at_ns
 
     def _preempt(self, seq_id: int, step: StepRecorded) -> None:
@@ -258,7 +271,7 @@ class SequenceFold:
             self._close_preemption(sequence, at_ns)
 
     def _skips(self, step: StepRecorded) -> None:
-        head = _Head(step.begin_ns, None, None)
+        head = Head(step.begin_ns, None, None)
         capped: set[str] = set()
         for skip in step.skips:
             sequence = self._sequences.get(skip.seq_id)
@@ -266,14 +279,17 @@ class SequenceFold:
                 continue
             if sequence.in_queue and skip.reason in _OWN:
                 continue
+            if sequence.in_queue and skip.reason is WaitReason.ADAPTER:
+                head = Head(step.begin_ns, skip.seq_id, skip.reason)  # later ones are held back
+                continue
             if sequence.waiting_since_ns is None:
                 wait = WaitSpan(skip.reason, skip.holder_seq_id, step.begin_ns, step.committed_ns)
-                _extend(sequence.waits, wait)
+                extend(sequence.waits, wait)
             elif skip.reason is WaitReason.POLICY:
                 capped.add(sequence.tenant)
             else:
-                head = _Head(step.begin_ns, skip.seq_id, skip.reason)
-        head = _Head(head.since_ns, head.seq_id, head.reason, frozenset(capped))
+                head = Head(step.begin_ns, skip.seq_id, skip.reason)
+        head = Head(head.since_ns, head.seq_id, head.reason, frozenset(capped))
         if not self._heads or not head.same_as(self._heads[-1]):
             self._heads.append(head)
 
@@ -308,9 +324,9 @@ class SequenceFold:
             if until_ns <= start_ns:
                 break
             begin_ns = max(start_ns, head.since_ns)
-            wait = _wait(sequence, head, begin_ns, until_ns) if begin_ns < until_ns else None
-            if wait is not None:
-                spans.append(wait)
+            if begin_ns < until_ns:
+                wait = wait_under(sequence.seq_id, sequence.tenant, head, begin_ns, until_ns)
+                spans += [] if wait is None else [wait]
             until_ns = min(until_ns, head.since_ns)
         sequence.waits.extend(reversed(spans))
 
@@ -319,24 +335,3 @@ class SequenceFold:
             step_id, start_ns = sequence.preempted_at
             sequence.preempted.append(PreemptedSpan(sequence.seq_id, step_id, start_ns, end_ns))
             sequence.preempted_at = None
-
-
-def _wait(sequence: Sequence, head: _Head, begin_ns: int, end_ns: int) -> WaitSpan | None:
-    """The wait of one sequence under one state of the head; None if nothing blocked it."""
-    if sequence.tenant in head.capped:
-        return WaitSpan(WaitReason.POLICY, None, begin_ns, end_ns)
-    if head.reason is None:
-        return None
-    if head.seq_id == sequence.seq_id:
-        return WaitSpan(head.reason, None, begin_ns, end_ns)
-    return WaitSpan(WaitReason.HEAD_OF_LINE, head.seq_id, begin_ns, end_ns, head.reason)
-
-
-def _extend(waits: list[WaitSpan], wait: WaitSpan) -> None:
-    """Append the wait, or extend the last span if it continues that one."""
-    if waits and (waits[-1].reason, waits[-1].holder_seq_id) == (wait.reason, wait.holder_seq_id):
-        last = waits[-1]
-        if wait.start_ns - last.end_ns < _SAME_WAIT_NS:
-            waits[-1] = WaitSpan(last.reason, last.holder_seq_id, last.start_ns, wait.end_ns)
-            return
-    waits.append(wait)

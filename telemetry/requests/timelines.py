@@ -95,6 +95,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         "cached_tokens": timeline.cached_tokens,
         "output_valid": ended.output_valid,
         "cancellation": timeline.cancellation,
+        **_describe_tools(timeline),
         "phases": [
             {"name": phase.name.value, "start_ns": phase.start_ns, "end_ns": phase.end_ns}
             for phase in timeline.phases
@@ -105,6 +106,33 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         **({"incomplete": True} if timeline.is_incomplete else {}),
         **_describe_account(timeline.account),
     }
+
+
+def _describe_tools(timeline: RequestTimeline) -> dict[str, Any]:
+    """The calls in the answer by what became of them, and how long results took to come."""
+    found: dict[str, Any] = {}
+    made = timeline.tool_calls
+    if made is not None:
+        found["tool_calls"] = {
+            **{outcome.value: count for outcome, count in made.outcomes.items()},
+            "malformed": made.malformed,
+            "parse_ns": made.parse_ns,
+            "check_ns": made.validate_ns,
+        }
+    if timeline.tool_results is not None:
+        found["tool_results"] = {
+            "unknown": timeline.tool_results.unknown,
+            "calls": [
+                {
+                    "request_id": one.request_id,
+                    "trace_id": one.trace_id,
+                    "results": one.results,
+                    "waited_ns": end_ns - begin_ns,
+                }
+                for begin_ns, end_ns, one in timeline.tool_waits
+            ],
+        }
+    return found
 
 
 def _describe_prefill(timeline: RequestTimeline) -> dict[str, Any] | None:

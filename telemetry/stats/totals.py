@@ -1,9 +1,10 @@
-"""Counters since the start of prefix reuse, drafts, constrained output and cache copies."""
+"""Counters since the start of prefix reuse, drafts, constrained output, adapters, cache copies."""
 
 from __future__ import annotations
 
 import msgspec
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterFailed, AdapterLoaded
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
@@ -14,6 +15,7 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact, RequestEnded
 from telemetry.facts.step_parts import DeviceTimes
+from telemetry.facts.tool_records import CallOutcome, ToolCallsMade, ToolResultsReturned
 
 
 class Totals(msgspec.Struct):
@@ -26,7 +28,7 @@ class Totals(msgspec.Struct):
     prompt tokens. `device_*_ns` are sums over the `device_steps`
     with device times; attention, matrices and sampling over those of them that have these.
     `rank_skew_ns` is the sum over the `rank_steps` that several ranks computed. `steps_failed` is
-    keyed by failure.
+    keyed by failure, `tool_calls` by what became of them.
     """
 
     admitted_tokens: int = 0
@@ -42,10 +44,18 @@ class Totals(msgspec.Struct):
     grammars_compiled: int = 0
     grammars_cached: int = 0
     grammars_refused: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    adapter_failures: int = 0
     outputs_valid: int = 0
     outputs_invalid: int = 0
     reasoning_tokens: int = 0
     reasonings_cut: int = 0
+    tool_calls: dict[CallOutcome, int] = msgspec.field(default_factory=dict)
+    tool_calls_malformed: int = 0
+    tool_calls_forgotten: int = 0
+    tool_results: int = 0
+    tool_results_unknown: int = 0
     pauses: int = 0
     blocks_copied: int = 0
     device_steps: int = 0
@@ -72,6 +82,12 @@ class Totals(msgspec.Struct):
                 self.grammars_refused += fact.refused
                 self.grammars_cached += fact.cached and not fact.refused
                 self.grammars_compiled += not fact.cached and not fact.refused
+            case AdapterLoaded():
+                self.adapter_loads += 1
+            case AdapterEvicted():
+                self.adapter_evictions += 1
+            case AdapterFailed():
+                self.adapter_failures += 1
             case StepAborted():
                 self.steps_failed[fact.failure] = self.steps_failed.get(fact.failure, 0) + 1
             case SequencePaused():
@@ -81,6 +97,14 @@ class Totals(msgspec.Struct):
                 self.outputs_invalid += fact.output_valid is False
                 self.reasoning_tokens += fact.reasoning_tokens
                 self.reasonings_cut += fact.reasonings_cut
+            case ToolCallsMade():
+                for outcome, count in fact.outcomes.items():
+                    self.tool_calls[outcome] = self.tool_calls.get(outcome, 0) + count
+                self.tool_calls_malformed += fact.malformed
+                self.tool_calls_forgotten += fact.forgotten
+            case ToolResultsReturned():
+                self.tool_results += sum(one.results for one in fact.calls)
+                self.tool_results_unknown += fact.unknown
             case _:
                 pass
 

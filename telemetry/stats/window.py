@@ -13,6 +13,7 @@ import msgspec
 from telemetry.facts.base import RecorderStats
 from telemetry.facts.limits import ChangedLimit, LimitValue
 from telemetry.numbers.quantiles import Percentiles
+from telemetry.stats.adapters import AdapterStats
 from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
@@ -70,7 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     PERCENTILE_WINDOW_S, counters since the start.
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
-    grammar_compile, cancel_to_free, tokenize, deliver, mask.
+    grammar_compile, adapter_load, cancel_to_free, tokenize, deliver, mask.
     `requests_total` is keyed by outcome, `fold_errors` by part of telemetry,
     `limits_changed` by limit: those that are not what they were at the engine's start. None is not
     measured. `budget_tokens` is the most tokens of a step. With `auto_budget` each step has a
@@ -132,4 +133,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     autopilot: AutopilotLine | None = None
     version: str = ""
     coverage: Coverage = Coverage()
+    adapters: AdapterStats = AdapterStats()
     block_tokens: int | None = None

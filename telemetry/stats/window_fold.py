@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,7 +22,9 @@ from telemetry.facts.limits import ChangedLimit, changed_limits, with_limits
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline
+from telemetry.stats.adapters import AdapterFold
 from telemetry.stats.coverage import CoverageFold
+from telemetry.stats.grid import GridSequence
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.step_targets import StepTargets
@@ -38,6 +40,7 @@ from telemetry.stats.window import (
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
+_RATE_WINDOW_S = RATE_WINDOW_NS / 1e9
 GRID_STEPS = 64
 GRID_ROWS = 32
 _OUTCOMES = ("finished", "rejected", "cancelled", "failed", "lost")
@@ -60,24 +63,6 @@ class Suppliers:
     autopilot: Callable[[], AutopilotLine | None] = lambda: None
     metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
     version: str = ""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A sequence in the batch grid."""
-
-    seq_id: int
-    request_id: str = ""
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    queued_step: int = 0
-    ended_step: int | None = None
-    state: str = "waiting"
-    cells: dict[int, Cell] = field(default_factory=dict)
-
-    @property
-    def is_live(self) -> bool:
-        return self.ended_step is None
 
 
 @dataclass(slots=True)
@@ -104,7 +89,7 @@ class WindowFold:
         self._steps: deque[tuple[int, int, int, int]] = deque()
         self._ends: deque[int] = deque()
         self._step_ids: deque[int] = deque(maxlen=GRID_STEPS)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, GridSequence] = {}
         self._outcomes: Counter[str] = Counter()
         self._steps_total = 0
         self._prompt_tokens_total = 0
@@ -113,6 +98,7 @@ class WindowFold:
         self._totals = Totals()
         self._targets = StepTargets()
         self._coverage = CoverageFold()
+        self._adapters = AdapterFold()
         self._last_step: StepRecorded | None = None
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
@@ -120,6 +106,7 @@ class WindowFold:
             self._take(fact)
             self._totals.take(fact)
             self._targets.take(fact)
+            self._adapters.take(fact)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """Count a request when its timeline is emitted, so that counters agree with timelines."""
@@ -130,7 +117,6 @@ class WindowFold:
         """The service as of the last facts; rates are over the last RATE_WINDOW_NS."""
         self._forget(now_ns)
         gauges, started, last = self._gauges, self._started, self._last_step
-        seconds = RATE_WINDOW_NS / 1e9
         tracing, pushes = self._suppliers.tracing(), self._suppliers.metric_pushes()
         return Snapshot(
             at_ns=now_ns,
@@ -150,9 +136,9 @@ class WindowFold:
             budget_tokens=started.budget_tokens if started else None,
             steps_total=self._steps_total,
             step_ns_p50=median([span_ns for _, span_ns, _, _ in self._steps]),
-            prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / seconds,
-            output_tokens_per_s=sum(output for *_, output in self._steps) / seconds,
-            requests_per_s=len(self._ends) / seconds,
+            prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / _RATE_WINDOW_S,
+            output_tokens_per_s=sum(output for *_, output in self._steps) / _RATE_WINDOW_S,
+            requests_per_s=len(self._ends) / _RATE_WINDOW_S,
             prompt_tokens_total=self._prompt_tokens_total,
             output_tokens_total=self._output_tokens_total,
             preemptions_total=self._preemptions_total,
@@ -184,6 +170,7 @@ class WindowFold:
             autopilot=self._suppliers.autopilot(),
             version=self._suppliers.version,
             coverage=self._coverage.report(),
+            adapters=self._adapters.stats(),
             block_tokens=started.block_tokens if started else None,
         )
 
@@ -235,10 +222,10 @@ class WindowFold:
         """Sequences of the batch grid that have not ended."""
         return sum(seen.is_live for seen in self._seen.values())
 
-    def _see(self, seq_id: int) -> _Seen:
+    def _see(self, seq_id: int) -> GridSequence:
         found = self._seen.get(seq_id)
         if found is None:
-            found = self._seen[seq_id] = _Seen(seq_id)
+            found = self._seen[seq_id] = GridSequence(seq_id)
         return found
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
@@ -279,7 +266,7 @@ class WindowFold:
         self._step_ids.append(step.step_id)
         self._drop_old_rows()
 
-    def _mark(self, seq_id: int, step_id: int, cell: Cell, state: str) -> _Seen | None:
+    def _mark(self, seq_id: int, step_id: int, cell: Cell, state: str) -> GridSequence | None:
         seen = self._seen.get(seq_id)
         if seen is not None:
             seen.cells[step_id] = cell
@@ -321,7 +308,7 @@ class WindowFold:
     def _grid(self) -> tuple[GridRow, ...]:
         return tuple(self._grid_row(seen) for seen in self._visible()[:GRID_ROWS])
 
-    def _visible(self) -> list[_Seen]:
+    def _visible(self) -> list[GridSequence]:
         """The live sequences, oldest first, then those that ended within the grid."""
         if not self._step_ids:
             return []
@@ -330,7 +317,7 @@ class WindowFold:
         visible.sort(key=lambda s: (s.ended_step is not None, s.seq_id))
         return visible
 
-    def _grid_row(self, seen: _Seen) -> GridRow:
+    def _grid_row(self, seen: GridSequence) -> GridRow:
         cells: list[str] = []
         for step_id in self._step_ids:
             cell = seen.cells.get(step_id)

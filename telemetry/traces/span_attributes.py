@@ -10,13 +10,15 @@ from collections.abc import Sequence
 
 from telemetry.facts.reasons import EndReason, Outcome, Phase
 from telemetry.facts.records import UNKNOWN_ROUTE
-from telemetry.numbers.quantiles import quantile_sorted
-from telemetry.requests.phases import RequestTimeline
+from telemetry.numbers.quantiles import median, quantile_sorted
+from telemetry.requests.phases import PhaseSpan, RequestTimeline
 from telemetry.traces.stall_spans import Attributes, account_attributes
+from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
 _RESPONSES_ROUTE = "/v1/responses"
+_SLOW_FACTOR = 2
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
@@ -84,6 +86,7 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.reasoning.output_tokens"] = ended.reasoning_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
+    attributes |= call_attributes(timeline.tool_calls)
     more = account_attributes(timeline.account)
     return attributes | _latencies(timeline) | _finish_reasons(timeline) | more
 
@@ -122,12 +125,19 @@ def _finish_reasons(timeline: RequestTimeline) -> Attributes:
     `phasescope.reason`."""
     if timeline.outcome is not Outcome.FINISHED or timeline.accepted.operation == "embeddings":
         return {}
+    calls = () if timeline.tool_calls is None else timeline.tool_calls.by_choice
     words = [
-        "length" if sequence.end_reason in _CUT_BY_LENGTH else "stop"
+        _finish_reason(sequence.end_reason, sequence.choice < len(calls) and calls[sequence.choice])
         for sequence in timeline.sequences
     ]
     shown = {"gen_ai.response.finish_reasons": tuple(words[:MAX_VALUES])}
     return {**shown, **cut("finish_reasons", words, MAX_VALUES)}
+
+
+def _finish_reason(reason: EndReason | None, calls: int) -> str:
+    if reason in _CUT_BY_LENGTH:
+        return "length"
+    return "tool_calls" if calls else "stop"
 
 
 def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
@@ -152,7 +162,8 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
                 attributes["phasescope.itl.max_ms"] = gaps[-1] / 1e6
             return attributes
         case Phase.DETOKENIZE:
-            return {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
+            busy = {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
+            return busy | parse_attributes(timeline.tool_calls)
         case Phase.DELIVER:
             return {"phasescope.deliver.bytes": timeline.ended.bytes_sent}
         case Phase.PARSE:
@@ -181,3 +192,13 @@ def token_gaps(timeline: RequestTimeline) -> list[tuple[int, int]]:
         for sequence in timeline.sequences
         for pair in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
     ]
+
+
+def slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
+    """The gaps longer than _SLOW_FACTOR times the median, longest first."""
+    gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
+    if len(gaps) < 3:
+        return []
+    bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
+    slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
+    return sorted(slow, key=lambda gap: gap[0] - gap[1])

@@ -26,7 +26,6 @@ from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.facts.traceparent import request_span_id
-from telemetry.numbers.quantiles import median
 from telemetry.requests.account import Part
 from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
@@ -42,9 +41,10 @@ from telemetry.traces.span_attributes import (
     cut,
     phase_attributes,
     root_attributes,
-    token_gaps,
+    slow_gaps,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
+from telemetry.traces.tool_spans import tool_attributes, tool_link
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
@@ -53,10 +53,10 @@ MAX_PREEMPTED = 64
 MAX_EVENTS = 128
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
+    WaitReason.ADAPTER: "adapter.load",
     WaitReason.CLIENT_PAUSE: "client.pause",
     WaitReason.REMOTE_KV: "kv.wait",
 }
-_SLOW_FACTOR = 2
 
 
 class SpanBuilder:
@@ -94,7 +94,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return spans
+        return spans + tree.tools(root)
 
 
 class _Tree:
@@ -149,6 +149,22 @@ class _Tree:
             span_id=request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns),
         )
 
+    def tools(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """The time between calls of functions and their results, which this request brought. It was
+        over when the request arrived, so these spans stand beside the root, under the caller's span
+        if there is one; each is linked to the request that made the calls."""
+        return [
+            self._span(
+                "tool",
+                root.parent,
+                begin_ns,
+                end_ns,
+                tool_attributes(call),
+                links=(tool_link(call),),
+            )
+            for begin_ns, end_ns, call in self._timeline.tool_waits
+        ]
+
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
         timeline = self._timeline
         attributes = phase_attributes(timeline, phase.name)
@@ -156,7 +172,7 @@ class _Tree:
             attributes["phasescope.truncated"] = True
         events: list[Event] = []
         if phase.name is Phase.DECODE:
-            slow = _slow_gaps(timeline, phase)
+            slow = slow_gaps(timeline, phase)
             events = [self._slow_token(*gap) for gap in sorted(slow[:MAX_SLOW_GAPS])]
             attributes |= cut("slow_tokens", slow, MAX_SLOW_GAPS)
         attributes |= cut("chunks", chunks_in(timeline, phase), MAX_CHUNKS)
@@ -194,7 +210,7 @@ class _Tree:
         return spans
 
     def _own_waits_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Spans of waits for the sequence's own grammar or client."""
+        """Spans of waits for the sequence's own grammar, adapter or client."""
         found: list[ReadableSpan] = []
         for seq_id, wait in self._waits_in(phase)[:MAX_OWN_WAITS]:
             attributes: Attributes = {"phasescope.seq_id": seq_id}
@@ -331,13 +347,3 @@ def _within_limits(
         kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
         attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
     return attributes, events
-
-
-def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
-    """The gaps longer than _SLOW_FACTOR times the median, longest first."""
-    gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
-    if len(gaps) < 3:
-        return []
-    bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
-    slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
-    return sorted(slow, key=lambda gap: gap[0] - gap[1])

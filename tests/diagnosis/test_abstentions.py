@@ -58,8 +58,8 @@ def test_of_an_attached_engine_symptoms_abstain_by_name() -> None:
     diagnosis = judged(attached(healthy()))
 
     assert names(diagnosis) == {
-        S.GRAMMAR_COST, S.INVALID_OUTPUT, S.SLOW_CLIENT, S.HEAVY_SAMPLING, S.OUT_OF_MEMORY,
-        S.STEP_FAILURE, S.LOAD_FAILURE,
+        S.GRAMMAR_COST, S.ADAPTER_CHURN, S.INVALID_OUTPUT, S.SLOW_CLIENT, S.HEAVY_SAMPLING,
+        S.OUT_OF_MEMORY, S.STEP_FAILURE, S.LOAD_FAILURE,
     }  # fmt: skip
     sampling = next(one for one in diagnosis.abstained if one.symptom is S.HEAVY_SAMPLING)
     assert sampling.text.startswith("heavy_sampling (needs the time of sampling")

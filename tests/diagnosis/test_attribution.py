@@ -30,6 +30,7 @@ SEED = 2001
         ("grammar_cost", "dear_masks", Cause.MASKS),
         ("cancellation_leak", "no_abort", Cause.ZOMBIES),
         ("kv_exhaustion", "small_pool", Cause.KV),
+        ("adapter_churn", "many", Cause.ADAPTERS),
         ("oversized_batch", "max_seqs", Cause.SLOTS),
     ],
 )

@@ -5,10 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
+from diagnosis.detection.holders import Held
+from diagnosis.detection.step_rows import row_of
+from diagnosis.promises.step_clock import ENGINE, PROMPTS, StepClock
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.slowness import without_residual, without_stalls
 from diagnosis.spans import Span
 from lab.replay.noise import Disturbance
+from tests.support.worlds.facts import decode, prefill, step
 
 MS = 1_000_000
 REFERENCE, WINDOW = Span(0, 1_000 * MS), Span(1_000 * MS, 2_000 * MS)
@@ -62,3 +69,22 @@ def test_iterations_after_the_window_are_unchanged() -> None:
         *_, stalled, last = keep(turns)
         assert stalled != stall
         assert last == later
+
+
+def test_scores_of_a_prompt_are_work_of_prompts_and_no_slowness() -> None:
+    """Of 30 ms in the forward pass, 20 went into scores."""
+    scored = msgspec.structs.replace(prefill(1, 8), scored=7)
+    done = step(1, 0, 30, [scored, decode(2)], score_ns=20 * MS)
+    row = row_of(
+        done, 30 * MS, Held(0, 0, False, 0), paused=0, zombie_rows=0, recompute_tokens=0,
+        long_tokens=0,
+    )  # fmt: skip
+    clock = StepClock()
+    rows = clock.step(done, {})
+    engine = dict(zip(ENGINE, clock.now.engine, strict=True))
+
+    assert (row.forward_ns, row.score_ns, row.host_ns) == (10 * MS, 20 * MS, 0)
+    assert row.turn_ns == row.forward_ns + row.score_ns + row.sample_ns + row.mask_ns + row.host_ns
+    assert sum(engine.values()) == clock.turn_ns
+    assert engine[PROMPTS] >= 20 * MS
+    assert 7 * rows.score_row_ns == pytest.approx(20 * MS)

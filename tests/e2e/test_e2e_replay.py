@@ -27,7 +27,8 @@ SHARED = [20 + index % 97 for index in range(96)]
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["depth-1", "depth-2"])
 def lived(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server that has been through preemption, reuse, refusal, grammars and disconnects."""
+    """A server that has been through preemption, reuse, refusal, grammars, scores and
+    disconnects."""
     with Server(*TIGHT, "--kv-memory", "160KiB", "--pipeline-depth", str(request.param)) as server:
         clients = [threading.Thread(target=client, args=(server, number)) for number in range(10)]
         for thread in clients:
@@ -50,6 +51,8 @@ def client(server: Server, number: int) -> None:
             "ignore_eos": True,
             "temperature": 0,
         }
+        if number == 7:
+            body |= {"prompt_logprobs": 2}
         if number == 4:
             body |= {"response_format": {"type": "json_object"}, "ignore_eos": False}
         url = f"{server.url}/v1/completions"

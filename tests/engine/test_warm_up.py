@@ -15,7 +15,7 @@ from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.admission import Limits
 from service.engine.budget import predicted_ns
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import Plan, PrefillChunk, StepOutcome
 from service.engine.warm_up import warm_up
@@ -87,10 +87,11 @@ def test_a_model_that_cannot_take_a_step_is_never_ready(monkeypatch: pytest.Monk
 # --- what it measures ---------------------------------------------------------------------------
 
 
-class Compiling:
+class Compiling(CountedAdapters):
     """A device on which the first step of each shape takes ten times as long; notes all plans."""
 
     def __init__(self, limits: Limits, cost: LinearCost) -> None:
+        super().__init__()
         self.clock = ManualClock()
         self.plans: list[Plan] = []
         self.block_tokens, self.blocks_total = limits.block_tokens, limits.blocks_total

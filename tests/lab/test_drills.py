@@ -37,7 +37,7 @@ PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
 HELD_OUT = {
     "queue_overload", "prefill_interference", "prefix_cache_cold", "memory_bandwidth",
     "host_stall", "cpu_starvation", "grammar_cost", "slow_client", "cancellation_leak",
-    "load_failure",
+    "load_failure", "adapter_churn",
 }  # fmt: skip
 
 

@@ -316,9 +316,40 @@ class BelievesPromptsDear(Scheduler):
         super().set_step_cost(msgspec.structs.replace(command, prefill_token_ns=dear))
 
 
+class IgnoresAdapters(Scheduler):
+    """INV-21: a sequence does not wait until its adapter is placed."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        super().submit(command, now_ns)
+        request = self.table.live.get(command.seq_id)
+        if request is not None and request.awaits_adapter:
+            request.awaits_adapter = False
+            self.table.queue.unblock_in_place(request)
+
+
+class EvictsWhatRuns(Scheduler):
+    """INV-21: an adapter is freed although the batch, or a launched step, uses it."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.adapters._in_use = lambda arrival: set()  # type: ignore[method-assign]
+
+
+class SharesBetweenAdapters(Scheduler):
+    """INV-22: the adapter is no part of the root of a chain of blocks."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        root = self.prefix.root
+        self.prefix.root = lambda name, adapter=0: root(name)  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("number", "broken"),
     [
+        (21, IgnoresAdapters),
+        (21, EvictsWhatRuns),
+        (22, SharesBetweenAdapters),
         (1, Forgets),
         (2, EndsTwice),
         (3, LeaksBlocks),

@@ -67,6 +67,7 @@ HARM: dict[str, tuple[Measure, bool]] = {
     "cpu_starvation": (itl, False),
     "ingest_backlog": (ttft, False),
     "grammar_cost": (slowest, False),
+    "adapter_churn": (ttft, False),
     "slow_client": (e2e, True),
     "cancellation_leak": (itl, False),
     "unfairness": (ttft, True),

@@ -5,6 +5,7 @@ Of the reference and of the native decoder alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from service.device.native.cache import NativeKvCache
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
 from service.device.quantization.precision import Precision
+from service.device.spec import Experts, Gate, Rope
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.models.tiny_families import ALL_FAMILIES, random_reference
 
 BT = 16
+TOLERANCE = 2e-4
 LONG_ROPE_FAMILY = "phi3-long"
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
@@ -117,7 +120,44 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral-window", {"layer_windows": (18,) * 3}),
+        ("qwen2-window", {"layer_windows": (20,) * 3}),
+        ("gemma3", {"layer_windows": (23, 23, None)}),
+        ("gemma3", {"local_rope": None}),
+        ("gemma3", {"attention_scale": None}),
+        ("gemma3", {"embedding_multiplier": 1.0}),
+        ("gemma3", {"gate": Gate.SILU}),
+        ("gemma3-capped", {"logit_softcap": None}),
+        ("granite", {"attention_scale": None}),
+        ("granite", {"embedding_multiplier": 1.0}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("granite", {"logit_multiplier": 1.0}),
+        ("qwen3-yarn", {"rope": Rope()}),
+        ("qwen3-moe", {"experts": Experts(count=8, used=3, normalised=False)}),
+        ("qwen3-moe", {"experts": Experts(count=8, used=2, normalised=True)}),
+    ],
+)
+def test_what_a_family_has_of_its_own_shows_in_its_logits(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """A decoder without it is told from the reference: the comparison can fail."""
+    theirs = random_reference(name, tmp_path)
+    source = SafetensorsWeights(str(tmp_path))
+    source._spec = replace(source.spec, **changes)
+    decoder, cache = torch_decoder(source, 256)
+    ids = some_ids(70, seed=1)
+    plan = Plan(0, (), (chunk(ids, 0, 70, [9, 3, 17, 1, 30], True),), (), (), (), (), 1000)
+
+    (ours,) = decoder.forward(build_inputs(plan, BT, CPU), cache)
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([ids])).logits[0, -1]
+    assert float((ours - wanted).abs().max()) > 10 * TOLERANCE
 
 
 def test_prefill_whole_and_in_chunks_then_decode(pair: Pair) -> None:

@@ -18,7 +18,7 @@ from msgspec.inspect import (
     UnionType,
 )
 
-from service.gateway.ingest.request_types import BOUNDED_BY
+from service.gateway.ingest.field_types import BOUNDED_BY
 
 CLOSED = (inspect.BoolType, inspect.NoneType, inspect.LiteralType, inspect.EnumType)
 

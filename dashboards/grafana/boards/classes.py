@@ -29,7 +29,11 @@ _NAMES = {
     Measure.TOKENIZE: "Tokenize",
     Measure.DELIVER: "Deliver",
     Measure.GRAMMAR_COMPILE: "Compile of a grammar",
+    Measure.ADAPTER_LOAD: "Load of an adapter",
     Measure.MASK: "Masks of a step",
+    Measure.TOOL_PARSE: "Reading of function calls",
+    Measure.TOOL_CHECK: "Check of function calls",
+    Measure.TOOL: "Between function calls and their results",
     Measure.CANCEL_TO_FREE: "From a cancellation to free blocks",
 }
 _LATENCIES = (Measure.TTFT, Measure.ITL, Measure.TPOT, Measure.E2E)

@@ -20,6 +20,19 @@ def _rates(title: str, *metrics: tuple[Metric, str], unit: str = "short") -> Pan
     )
 
 
+def _lines(title: str, *metrics: tuple[Metric, str], unit: str = "short") -> Panel:
+    """Gauges by replica in one panel, by the words given for each."""
+    return Panel(
+        title=title,
+        queries=tuple(
+            Query(total(metric, "instance"), f"{{{{instance}}}} {legend}")
+            for metric, legend in metrics
+        ),
+        unit=unit,
+        about=" ".join(metric.help for metric, _ in metrics),
+    )
+
+
 _BATCH = Row(
     title="Batch",
     panels=(
@@ -187,6 +200,21 @@ _EXTRAS = Row(
             (_T["reasoning_tokens"], "tokens a second"),
             (_T["reasonings_cut"], "ended by their budget a second"),
         ),
+        Panel(
+            title="Function calls a second",
+            queries=(Query(rate(engine.TOOL_CALLS, "outcome"), "{{outcome}}"),),
+            about=engine.TOOL_CALLS.help,
+        ),
+        _rates(
+            "Function calls without a way back",
+            (_T["tool_calls_malformed"], "became text"),
+            (_T["tool_calls_forgotten"], "forgotten"),
+        ),
+        _rates(
+            "Results of function calls",
+            (_T["tool_results"], "of known calls"),
+            (_T["tool_results_unknown"], "of unknown calls"),
+        ),
         _rates("Tokens sampled under a mask", (_T["masked_tokens"], "tokens a second")),
         _rates(
             "Draft tokens a second",
@@ -200,6 +228,29 @@ _EXTRAS = Row(
             about=engine.PROMPT_SCORE_SECONDS.help,
         ),
         _rates("Prompt tokens scored", (_T["scored_tokens"], "tokens a second")),
+    ),
+)
+
+_ADAPTERS = Row(
+    title="LoRA adapters",
+    panels=(
+        _lines(
+            "Adapters",
+            (engine.ADAPTERS_KNOWN, "known"),
+            (engine.ADAPTERS_PLACED, "placed"),
+        ),
+        _lines(
+            "Memory of adapters",
+            (engine.ADAPTERS_PLACED_BYTES, "placed"),
+            (engine.ADAPTERS_MEMORY_BYTES, "allowed"),
+            unit="bytes",
+        ),
+        _rates(
+            "Loads and evictions a second",
+            (_T["adapter_loads"], "loads"),
+            (_T["adapter_evictions"], "evictions"),
+            (_T["adapter_failures"], "failures"),
+        ),
     ),
 )
 
@@ -237,5 +288,5 @@ BOARD = Board(
     name="engine",
     title="phasescope / Engine and KV cache",
     about="Steps, tokens and the KV cache, and what keeps sequences from running.",
-    rows=(_BATCH, _STEPS, _CACHE, _EXTRAS, _LIFE),
+    rows=(_BATCH, _STEPS, _CACHE, _EXTRAS, _ADAPTERS, _LIFE),
 )

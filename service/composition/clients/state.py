@@ -7,6 +7,7 @@ from typing import Any
 
 from service.config.settings import GatewayConfig, ModelRef
 from service.gateway.generation.state import GatewayState
+from service.gateway.generation.tool_results import CallTable
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
 from service.model_files.embedding_files import embedding_model
@@ -27,8 +28,8 @@ def clients_state(
     """What the routes share; `own` are the fields in which processes differ. To be called on the
     event loop."""
     reasoning = reasoning_format(tokenizer, model.reasoning_format)
-    named = model.name, model.defaults
-    reader = BodyReader(tokenizer, *named, clock, config.compat, reasoning)
+    named = model.name, model.defaults, clock, config.compat
+    reader = BodyReader(tokenizer, *named, reasoning, model.tool_format)
     return GatewayState(
         config=config,
         clock=clock,
@@ -37,6 +38,7 @@ def clients_state(
         model=model.name,
         sampling_defaults=model.defaults,
         reasoning=reasoning,
+        calls=CallTable(clock),
         embedding=embedding_model(model, config.pooling),
         **own,
     )

@@ -23,12 +23,14 @@ from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
 from service.device.cuda.slots import DeviceSlots
 from service.device.failures import step_failed
 from service.device.inputs import build_inputs
+from service.device.lora.slots import SlotAdapters
+from service.device.lora.store import drop_adapter, place_adapter
 from service.device.models.model import Decoder
 from service.device.sampling.draw_on_device import draw_on_device
 from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
 from service.device.step_decoder import forward_and_read
-from service.engine.executor import StepFailed
+from service.engine.executor import Adapter, StepFailed
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.prompt_output import PromptResult
 from telemetry.facts.clock import Clock
@@ -74,6 +76,7 @@ class CudaExecutor:
         pages_each = -(-max_tokens // cache.page_tokens)
         self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
+        self._slot_adapters = SlotAdapters()
         self._in_flight: deque[_LaunchedStep] = deque()
         self._device_clock = DeviceClock(runtime)
         self._reader = PromptReader(clock)
@@ -105,6 +108,7 @@ class CudaExecutor:
             self._sampler.start(start)
             self._reader.start(start)
             self._slots.reset(start.slot)
+        self._slot_adapters.follow(plan)
         span = self._device_clock.begin()
         forward_ns = self._clock.now_ns()
         try:
@@ -132,6 +136,12 @@ class CudaExecutor:
             prompts=step.prompts, score_ns=step.score_ns,
         )  # fmt: skip
 
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return place_adapter(self._decoder.adapters, number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return drop_adapter(self._decoder.adapters, number)
+
     # One step
 
     def _launch_step(self, plan: Plan, span: Span, forward_ns: int) -> _LaunchedStep:
@@ -143,9 +153,12 @@ class CudaExecutor:
         greedy, phases = self._sampler.all_just_argmax(rows), None
         prompts: tuple[PromptResult | None, ...] = ()
         self._reader.last_score_ns = 0
-        if not plan.prefills and not any(row.drafts for row in plan.decodes):
+        adapted = any(row.slot in self._slot_adapters.numbers for row in plan.decodes)
+        if self._is_captured(plan, adapted):
             output = self.graphs.run(
-                [row.slot for row in plan.decodes], [row.start for row in plan.decodes]
+                [row.slot for row in plan.decodes],
+                [row.start for row in plan.decodes],
+                adapted,
             )
             logits, phases = output.logits[: len(rows)], output.phases
             tokens = output.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
@@ -167,6 +180,18 @@ class CudaExecutor:
             span, forward_ns, sample_ns, tokens=host, phases=phases,
             prompts=prompts, score_ns=self._reader.last_score_ns,
         )  # fmt: skip
+
+    def _is_captured(self, plan: Plan, adapted: bool) -> bool:
+        """Whether the plan is a graph, which then finds where each row's adapter is."""
+        if plan.prefills or any(row.drafts for row in plan.decodes):
+            return False
+        if adapted:
+            captured, numbers = self._decoder.adapters.captured, self._slot_adapters.numbers
+            if captured is None:
+                return False
+            slots = [row.slot for row in plan.decodes]
+            self._slots.set_places({s: captured.place_of(numbers.get(s, 0)) for s in slots})
+        return True
 
     def _drawn(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor | None:
         """Drawn by the device; None where the host has to sample."""
@@ -202,7 +227,9 @@ class CudaExecutor:
     def _mixed(self, plan: Plan) -> tuple[torch.Tensor, tuple[PromptResult | None, ...]]:
         """Prompts and decodes together, or decodes with drafts. The host waits for the step where
         prompts are read."""
-        inputs = build_inputs(plan, self._cache.page_tokens, self._runtime.device)
+        inputs = build_inputs(
+            plan, self._cache.page_tokens, self._runtime.device, self._slot_adapters.numbers
+        )
         if plan.decodes:
             device = self._runtime.device
             last_rows = torch.tensor(inputs.last_tokens, device=device)
@@ -223,10 +250,16 @@ class CudaExecutor:
         table: torch.Tensor,
         lengths: torch.Tensor,
         mark: Callable[[], None],
+        places: torch.Tensor | None,
     ) -> torch.Tensor:
         prepared = self._attention.prepare_decodes(table, lengths)
+        adapters = None
+        if places is not None:
+            captured = self._decoder.adapters.captured
+            assert captured is not None, "a graph without a table of adapters"
+            adapters = captured.of_rows(places)
         return self._decoder.compute(
-            tokens, positions, slot_mapping, None, prepared, self._cache, mark
+            tokens, positions, slot_mapping, None, prepared, self._cache, mark, adapters
         )
 
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
@@ -246,8 +279,10 @@ def cuda_executor(
     max_rows: int,
     max_tokens: int,
     progress: Callable[[str], None] = lambda what: None,
+    adapters: bool = False,
 ) -> CudaExecutor:
-    """With all graphs captured on a GPU; without one, for tests, on a CPU that stands in."""
+    """With all graphs captured on a GPU, those with `adapters` too if any will be placed; without
+    a GPU, for tests, on a CPU that stands in."""
     device = decoder.device
     on_gpu = device.type == "cuda"
     runtime: Runtime = CudaRuntime(device) if on_gpu else StandInRuntime(clock)
@@ -255,5 +290,6 @@ def cuda_executor(
         decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, cpu_pool
     )
     if on_gpu:
-        executor.graphs.capture_all(progress)
+        adapters = adapters and decoder.adapters.captured is not None
+        executor.graphs.capture_all(progress, adapters)
     return executor

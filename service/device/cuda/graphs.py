@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,13 +19,27 @@ from service.device.cuda.device_times import PhaseMarks
 from service.device.cuda.runtime import Graph, Runtime
 from service.device.cuda.slots import DeviceSlots
 
-# (tokens, positions, slot_mapping, table, lengths, mark) to float32 logits [rows, vocab]
-Forward = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], None]],
-    torch.Tensor,
-]
+
+class Forward(Protocol):
+    """What is captured."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        table: torch.Tensor,
+        lengths: torch.Tensor,
+        mark: Callable[[], None],
+        places: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Float32 logits [rows, vocab]. `places` int32 [rows] are those of each row's LoRA adapter;
+        without them no row has one."""
+        ...
+
 
 MARK_EVERY = 64
+_Key = tuple[int, bool, bool]
 
 
 @dataclass(slots=True)
@@ -48,8 +63,9 @@ class Captured:
 
 
 class DecodeGraphs:
-    """Captured on first use, or all of them by `capture_all`. A key is (bucket, marked): one step
-    in `mark_every` runs a graph with marks within, so that the others need none."""
+    """Captured on first use, or all of them by `capture_all`. A key is (bucket, marked, adapted):
+    one step in `mark_every` runs a graph with marks within, so that the others need none, and a
+    step of base models only runs one without the products of LoRA adapters."""
 
     def __init__(
         self,
@@ -63,24 +79,28 @@ class DecodeGraphs:
         self._runtime, self._slots, self._forward = runtime, slots, forward
         self._page_tokens = page_tokens
         self.buckets = buckets_for(max_rows)
-        self._captured: dict[tuple[int, bool], Captured] = {}
+        self._captured: dict[_Key, Captured] = {}
         self._mark_every = mark_every
         self._runs = 0
 
-    def capture_all(self, progress: Callable[[str], None] = lambda what: None) -> None:
-        """The largest first: the smaller ones then fit into its memory."""
+    def capture_all(
+        self, progress: Callable[[str], None] = lambda what: None, adapters: bool = False
+    ) -> None:
+        """The largest first: the smaller ones then fit into its memory. Those with `adapters` too,
+        if any will be placed."""
         for bucket in reversed(self.buckets):
             progress(f"capturing decodes of {bucket} rows")
-            for marked in (False, True):
-                self._get(bucket, marked)
+            for adapted in (False, True)[: 1 + adapters]:
+                for marked in (False, True):
+                    self._get((bucket, marked, adapted))
 
-    def run(self, slots: list[int], positions: list[int]) -> GraphOutput:
+    def run(self, slots: list[int], positions: list[int], adapted: bool = False) -> GraphOutput:
         """Decode one token for each row, which goes on from the likeliest unless told otherwise.
-        What comes out is valid until the same key runs again, for whoever reads it in the order
-        of the device's work."""
+        `adapted` rows may have LoRA adapters. What comes out is valid until the same key runs
+        again, for whoever reads it in the order of the device's work."""
         self._runs += 1
         marked = self._runs % self._mark_every == 0
-        found = self._get(bucket_of(len(slots), self.buckets), marked)
+        found = self._get((bucket_of(len(slots), self.buckets), marked, adapted))
         idle = found.bucket - len(slots)
         host = self._runtime.host_tensor((2, found.bucket), torch.int32)
         host[0] = torch.tensor([*slots, *[self._slots.padding] * idle], dtype=torch.int32)
@@ -89,13 +109,12 @@ class DecodeGraphs:
         found.graph.replay()
         return found.output
 
-    def _get(self, bucket: int, marked: bool) -> Captured:
-        key = (bucket, marked)
+    def _get(self, key: _Key) -> Captured:
         if key not in self._captured:
             self._captured[key] = self._capture(*key)
         return self._captured[key]
 
-    def _capture(self, bucket: int, marked: bool) -> Captured:
+    def _capture(self, bucket: int, marked: bool, adapted: bool) -> Captured:
         known = self._slots
         device = self._runtime.device
         inputs = torch.zeros((2, bucket), dtype=torch.int32, device=device)
@@ -113,7 +132,10 @@ class DecodeGraphs:
             slot_mapping = pages * self._page_tokens + positions % self._page_tokens
             lengths = torch.where(slots == known.padding, 0, positions + 1).int()
             tokens = known.last_tokens[slots]
-            output.logits = self._forward(tokens, positions, slot_mapping, table, lengths, mark)
+            places = known.places[slots] if adapted else None
+            output.logits = self._forward(
+                tokens, positions, slot_mapping, table, lengths, mark, places
+            )
             mark()
             output.tokens = output.logits.argmax(dim=-1)
             known.last_tokens.index_copy_(0, slots, output.tokens)

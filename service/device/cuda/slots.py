@@ -1,12 +1,12 @@
 """What the device keeps of each slot, so that a decode step needs almost nothing from the host:
-the last token, and the block table of the sequence.
+the last token, the block table of the sequence, and where its LoRA adapter is.
 
 One more slot is for padding: its pages are one page that no sequence has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ Row = DecodeRow | PrefillChunk
 
 
 class DeviceSlots:
-    """`last_tokens` int64 [slots + 1], `table` int32 [slots + 1, pages]; `padding` is the last
-    slot."""
+    """`last_tokens` int64 [slots + 1], `table` int32 [slots + 1, pages], `places` int32 [slots + 1]
+    in the table of adapters, 0 for none; `padding` is the last slot."""
 
     def __init__(self, runtime: Runtime, slots: int, pages_each: int, spare_page: int) -> None:
         device = runtime.device
@@ -27,6 +27,8 @@ class DeviceSlots:
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.table = torch.zeros((slots + 1, pages_each), dtype=torch.int32, device=device)
         self.table[slots] = spare_page
+        self.places = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._known_places = [0] * slots
         self._known_pages = [0] * slots
         self._runtime = runtime
         self._width = pages_each
@@ -34,6 +36,18 @@ class DeviceSlots:
     def reset(self, slot: int) -> None:
         """The slot's sequence has ended, or another one takes it."""
         self._known_pages[slot] = 0
+
+    def set_places(self, places: Mapping[int, int]) -> None:
+        """Of the adapters of some slots."""
+        changed = {
+            slot: place for slot, place in places.items() if place != self._known_places[slot]
+        }
+        if not changed:
+            return
+        packed = self._packed(list(changed), list(changed.values()))
+        self.places.index_copy_(0, packed[0].long(), packed[1])
+        for slot, place in changed.items():
+            self._known_places[slot] = place
 
     def update(self, rows: Sequence[Row]) -> int:
         """Copy new pages of these rows into the tables; returns how many. Mostly none: a sequence

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from service.config.settings import ConfigError
 from service.device.models.rope_reader import read_rope, stretched_context
 from service.device.spec import ModelSpec, Rope
 from service.model_files.strict_keys import StrictKeys
@@ -147,15 +146,3 @@ def read_end_tokens(stated: StrictKeys, default: tuple[int, ...]) -> tuple[int, 
     if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in ids):
         raise stated.refused("eos_token_id", value, "a token or a list of tokens is expected")
     return tuple(ids)
-
-
-def refuse_quantized(config: StrictKeys) -> None:
-    """Raises ConfigError for a checkpoint that was quantised before."""
-    for key in ("quantization_config", "compression_config"):
-        stated = config.take(key)
-        if stated:
-            method = stated.get("quant_method") if isinstance(stated, dict) else None
-            raise ConfigError(
-                f"{config.path}: {key}: weights quantised by {method or 'an unknown method'} are "
-                "not supported; use the unquantised checkpoint, and --weights to quantise it"
-            )

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.lora.torch_adapters import LayerProducts
+from service.device.lora.weights import Module
 from service.device.models.experts import load_experts
+from service.device.models.matrices import MatrixReader
 from service.device.models.ops import LayerOps
 from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM, tensor_shape
 from service.device.models.weight_source import WeightSource, checked
@@ -21,17 +24,18 @@ class Gated:
     gate_up: Product
     down: Product
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        return self.down(ops.gated(self.gate_up(x)))
+    def __call__(self, x: torch.Tensor, ops: LayerOps, product: LayerProducts) -> torch.Tensor:
+        gate_up = product(Module.GATE_UP, self.gate_up, x)
+        return product(Module.DOWN, self.down, ops.gated(gate_up))
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A mixture of experts (`experts`)."""
+    """A mixture of experts (`experts`), which no adapter changes."""
 
     product: Product
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: LayerOps, product: LayerProducts) -> torch.Tensor:
         return self.product(x)
 
 
@@ -85,8 +89,10 @@ def load_layer(
             return None
         return load_norm(source, f"{prefix}.{part}.weight", precision).to(device)
 
-    def linear(parts: list[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        return matrices.linear(torch.cat(parts).to(device), bias)
+    reader = MatrixReader(source, precision, matrices, device)
+
+    def linear(parts: list[str], bias: torch.Tensor | None = None) -> Linear:
+        return reader.linear([f"{prefix}.{part}_proj.weight" for part in parts], bias)
 
     bias = None
     if spec.qkv_bias:
@@ -97,15 +103,14 @@ def load_layer(
         feed_forward = Routed(experts)
     else:
         feed_forward = Gated(
-            linear([get(f"mlp.{p}_proj.weight") for p in ("gate", "up")]),
-            partition.row_parallel(linear([get("mlp.down_proj.weight")])),
+            linear(["mlp.gate", "mlp.up"]), partition.row_parallel(linear(["mlp.down"]))
         )
     return LayerWeights(
         input_norm=norm("input_layernorm", spec.input_norms),
-        qkv=linear([get(f"self_attn.{p}_proj.weight") for p in "qkv"], bias),
+        qkv=linear([f"self_attn.{p}" for p in "qkv"], bias),
         q_norm=norm("self_attn.q_norm", spec.qk_norm),
         k_norm=norm("self_attn.k_norm", spec.qk_norm),
-        out=partition.row_parallel(linear([get("self_attn.o_proj.weight")])),
+        out=partition.row_parallel(linear(["self_attn.o"])),
         out_norm=norm(ATTENTION_OUT_NORM, spec.output_norms),
         ffn_norm=norm("post_attention_layernorm", spec.input_norms),
         feed_forward=feed_forward,

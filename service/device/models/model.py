@@ -15,8 +15,17 @@ from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
+from service.device.lora.torch_adapters import (
+    DecoderAdapters,
+    LayerProducts,
+    StepAdapters,
+    TorchAdapters,
+)
+from service.device.lora.weights import Module
 from service.device.models.layers import LayerWeights, load_layer, load_norm
+from service.device.models.matrices import MatrixReader
 from service.device.models.ops import LayerOps, PlainOps
+from service.device.models.tensors import HEAD
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision, rounded
@@ -67,6 +76,7 @@ class Decoder:
         matrices: MatrixFormat = FLOATS,
         ops: LayerOps | None = None,
         partition: Partition = WHOLE,
+        adapters: DecoderAdapters | None = None,
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
@@ -75,6 +85,7 @@ class Decoder:
             raise ConfigError(reason)
         self.spec = spec
         self.device = device
+        self.adapters = adapters or TorchAdapters(spec, precision.compute, device)
         self._attention = attention
         self._ops = ops or PlainOps(spec)
         self._ropes = [RopeTable(spec, max_tokens, precision.compute, device)]
@@ -100,7 +111,8 @@ class Decoder:
             head = matrices.linear(embedding)
             self._embedding: Table = head
         else:
-            head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
+            reader = MatrixReader(source, precision, matrices, device)
+            head = reader.linear([HEAD])
             self._embedding = matrices.table(embedding)
         self._head = partition.column_parallel(head)
 
@@ -114,8 +126,9 @@ class Decoder:
         """The same up to the head: the final, normalised states [rows, hidden] of flat rows."""
         prepared = self._attention.prepare(inputs)
         return self._states(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache
-        )
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache,
+            adapters=self.adapters.of_step(inputs.segments),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:
@@ -136,11 +149,14 @@ class Decoder:
         prepared: Any,
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """A step from tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
         return self.head(
-            self._states(token_ids, positions, slot_mapping, sampled, prepared, cache, mark)
+            self._states(
+                token_ids, positions, slot_mapping, sampled, prepared, cache, mark, adapters
+            )
         )
 
     def _states(
@@ -152,6 +168,7 @@ class Decoder:
         prepared: Any,
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
@@ -161,16 +178,18 @@ class Decoder:
             hidden = hidden * self._embedding_multiplier
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
+            product = LayerProducts(adapters, index)
             normed = self._entering(hidden, delta, layer.input_norm)
-            qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
+            qkv = product(Module.QKV, layer.qkv, normed).view(len(normed), -1, self.spec.head_dim)
             turns = angles[self.spec.is_local(index)]
             query = ops.rope_and_write_kv(index, qkv, turns, layer.head_norms, cache, slot_mapping)
             mark()
             mixed = attention.run(query, index, cache, prepared, self._reach[index])
             mark()
-            delta = self._leaving(layer.out(mixed.flatten(1)), layer.out_norm)
+            mixed = product(Module.OUT, layer.out, mixed.flatten(1))
+            delta = self._leaving(mixed, layer.out_norm)
             normed = self._entering(hidden, delta, layer.ffn_norm)
-            delta = self._leaving(layer.feed_forward(normed, ops), layer.ffn_out_norm)
+            delta = self._leaving(layer.feed_forward(normed, ops, product), layer.ffn_out_norm)
         if rows is not None:
             hidden, delta = hidden[rows], None if delta is None else delta[rows]
         return ops.norm(hidden, delta, self._norm)

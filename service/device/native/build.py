@@ -16,7 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.cpp", "decoder_attention.cpp", "library.cpp")
+_SOURCES = (
+    "decoder.cpp", "decoder_weights.cpp", "decoder_attention.cpp", "decoder_adapters.cpp",
+    "library.cpp",
+)  # fmt: skip
 _COMPILERS = ("g++", "clang++")
 _FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno",
@@ -60,7 +63,7 @@ def _fingerprint(compiler: str) -> str:
     for source in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
         digest.update(source.name.encode() + source.read_bytes())
     stat = os.stat(compiler)
-    digest.update(repr((_FLAGS, compiler, stat.st_size, stat.st_mtime_ns)).encode())
+    digest.update(repr((_FLAGS, _SOURCES, compiler, stat.st_size, stat.st_mtime_ns)).encode())
     digest.update(_cpu().encode())
     return digest.hexdigest()[:20]
 

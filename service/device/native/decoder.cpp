@@ -30,72 +30,6 @@ Decoder::Decoder(const Config& config)
   }
 }
 
-Matrix& Decoder::matrix(int layer, MatrixName which) {
-  switch (which) {
-    case MatrixName::kQkv:
-      return layers_[layer].qkv;
-    case MatrixName::kOut:
-      return layers_[layer].out;
-    case MatrixName::kGate:
-      return layers_[layer].gate;
-    case MatrixName::kUp:
-      return layers_[layer].up;
-    case MatrixName::kDown:
-      return layers_[layer].down;
-    case MatrixName::kHead:
-      return head_;
-    default:
-      return embedding_;
-  }
-}
-
-void Decoder::set_matrix(int layer, MatrixName which, const float* weight, const float* bias) {
-  const Config& c = config_;
-  const int out = which == MatrixName::kQkv                                  ? qkv_size_
-                  : which == MatrixName::kGate || which == MatrixName::kUp   ? c.ffn
-                  : which == MatrixName::kOut || which == MatrixName::kDown  ? c.hidden
-                                                                             : c.vocab;
-  const int in = which == MatrixName::kOut    ? q_size_
-                 : which == MatrixName::kDown ? c.ffn
-                                              : c.hidden;
-  matrix(layer, which).pack(weight, bias, out, in, Kind(c.weights_kind), arena_);
-}
-
-void Decoder::set_norm(int layer, NormName which, const float* weight) {
-  const int hidden = config_.hidden, dim = config_.head_dim;
-  const bool wide = config_.wide_norms;
-  switch (which) {
-    case NormName::kInput:
-      return layers_[layer].input_norm.assign(weight, weight + hidden);
-    case NormName::kQuery:
-      return layers_[layer].query_norm.assign(weight, weight + (wide ? config_.heads : 1) * dim);
-    case NormName::kKey:
-      return layers_[layer].key_norm.assign(weight, weight + (wide ? config_.kv_heads : 1) * dim);
-    case NormName::kFfn:
-      return layers_[layer].ffn_norm.assign(weight, weight + hidden);
-    case NormName::kFinal:
-      return final_norm_.assign(weight, weight + hidden);
-    case NormName::kOut:
-      return layers_[layer].out_norm.assign(weight, weight + hidden);
-    case NormName::kFfnOut:
-      return layers_[layer].ffn_out_norm.assign(weight, weight + hidden);
-  }
-}
-
-void Decoder::set_rope(int which, const float* cos, const float* sin, int positions) {
-  const size_t count = size_t(positions) * (config_.rotary_dim / 2);
-  ropes_[which].cos.assign(cos, cos + count);
-  ropes_[which].sin.assign(sin, sin + count);
-}
-
-void Decoder::set_layer(int layer, int window, int rope) {
-  auto same = [&](const AttentionPlan& plan) { return plan.window == window; };
-  const auto found = std::find_if(plans_.begin(), plans_.end(), same);
-  layers_[layer].plan = int(found - plans_.begin());
-  layers_[layer].rope = rope;
-  if (found == plans_.end()) plans_.push_back({window, {}, {}});
-}
-
 void Decoder::reserve(const Batch& batch) {
   const size_t tokens = batch.tokens;
   hidden_.resize(tokens * hidden_stride_);
@@ -113,9 +47,10 @@ void Decoder::reserve(const Batch& batch) {
 
 void Decoder::resize(PreparedRows& prepared, size_t rows) const {
   prepared.normed.resize(rows * hidden_stride_);
-  if (Kind(config_.weights_kind) != Kind::kInt8) return;
   const int longest = std::max({config_.hidden, config_.ffn, q_size_});
+  prepared.ordered.resize(rows * longest);
   prepared.quantized.resize(rows * quantized_stride(longest));
+  prepared.sums.resize(rows * sums_stride(longest));
   prepared.scales.resize(rows);
 }
 
@@ -148,6 +83,7 @@ void Decoder::forward(const Batch& batch) {
   check(batch);
   split_count_ = 0;
   for (AttentionPlan& plan : plans_) plan_attention(batch, plan);
+  plan_adapters(batch);
   reserve(batch);
   pool_.run([&](PhaseCursor& cursor) { step(batch, cursor); });
 }
@@ -168,11 +104,12 @@ void Decoder::logits_of_states(const float* states, int rows, float* logits) {
 }
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
-  const int rows = batch.tokens;
+  const int rows = batch.tokens, index = int(&layer - layers_.data());
   auto norm_of = [](const std::vector<float>& norm) -> const float* {
     return norm.empty() ? nullptr : norm.data();
   };
-  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, norm_of(layer.input_norm), nullptr};
+  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, norm_of(layer.input_norm), nullptr,
+          {index, Module::kQkv}};
   product(layer.qkv, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
@@ -181,12 +118,13 @@ void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cu
   rope_and_write_kv(batch, layer, cursor);
   attend(batch, layer, cursor);
   merge_splits(plans_[layer.plan], cursor);
-  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr},
-              layer.out_norm, cursor);
+  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr,
+                          {index, Module::kOut}}, layer.out_norm, cursor);
   x.norm = norm_of(layer.ffn_norm);
+  x.adapted.module = Module::kGateUp;
   feed_forward(layer, x, cursor);
-  add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr},
-              layer.ffn_out_norm, cursor);
+  add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr,
+                           {index, Module::kDown}}, layer.ffn_out_norm, cursor);
 }
 
 void Decoder::embed(const Batch& batch, PhaseCursor& cursor) {
@@ -207,10 +145,16 @@ void Decoder::prepare_row(const Input& x, int row, PreparedRows& to) const {
     rms_norm(from, x.norm, x.count, config_.norm_eps, normed);
     from = normed;
   }
-  if (Kind(config_.weights_kind) != Kind::kInt8) return;
+  if (!x.quantizes) return;
+  if (x.order != nullptr) {
+    float* ordered = to.ordered.data() + long(row) * x.count;
+    for (int k = 0; k < x.count; k++) ordered[k] = from[x.order[k]];
+    from = ordered;
+  }
   const int stride = quantized_stride(x.count);
   int16_t* quantized = to.quantized.data() + long(row) * stride;
   to.scales.data()[row] = quantize_row(from, x.count, stride, quantized);
+  sum_row(quantized, x.count, to.sums.data() + long(row) * sums_stride(x.count));
 }
 
 // A phase over every panel and block of rows. Before it the rows are prepared: by all threads
@@ -218,22 +162,32 @@ void Decoder::prepare_row(const Input& x, int row, PreparedRows& to) const {
 template <class Body>
 void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body) {
   if (x.rows == 0) return;
-  const bool is_int8 = Kind(config_.weights_kind) == Kind::kInt8;
   const bool by_thread = x.rows <= kRowsByThread;
   bool is_prepared = !by_thread;
   PreparedRows& prepared = by_thread ? thread_prepared_[cursor.thread] : prepared_;
-  if (!by_thread && (is_int8 || x.norm != nullptr))
+  if (!by_thread && (x.quantizes || x.norm != nullptr))
     pool_.phase(cursor, x.rows, [&](int begin, int end) {
       for (int row = begin; row < end; row++) prepare_row(x, row, prepared);
     });
   const bool normed = x.norm != nullptr;
   const Rows rows{normed ? prepared.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
-                  prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data()};
+                  prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data(),
+                  prepared.sums.data(), sums_stride(x.count)};
+  auto prepare_by_thread = [&] {
+    for (int row = 0; !is_prepared && row < x.rows; row++) prepare_row(x, row, prepared);
+    is_prepared = true;
+  };
+  if (x.adapted.layer >= 0) {
+    const auto& pieces = down_pieces_[int(x.adapted.module)];
+    pool_.phase(cursor, int(pieces.size()), [&](int begin, int end) {
+      prepare_by_thread();
+      for (int i = begin; i < end; i++) multiply_down(rows, x.adapted, pieces[i]);
+    });
+  }
   const int blocks = x.rows <= kMostBlockRows ? 1 : (x.rows + kRowBlock - 1) / kRowBlock;
   const int block_rows = blocks == 1 ? x.rows : kRowBlock;
   pool_.phase(cursor, blocks * panels, [&](int begin, int end) {
-    for (int row = 0; !is_prepared && row < x.rows; row++) prepare_row(x, row, prepared);
-    is_prepared = true;
+    prepare_by_thread();
     for (int piece = begin; piece < end; piece++) {
       const int first = piece / panels * block_rows;
       body(rows, piece % panels, first, std::min(block_rows, x.rows - first));
@@ -243,10 +197,12 @@ void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&&
 
 // `body(panel, first row, rows, sums [rows][16])` for all of x times a matrix.
 template <class Body>
-void Decoder::product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body) {
+void Decoder::product(const Matrix& matrix, Input x, PhaseCursor& cursor, Body&& body) {
+  x.suit(matrix);
   for_panels(x, matrix.panels(), cursor, [&](const Rows& rows, int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
     matrix.multiply(panel, rows, first, height, sums);
+    add_low_rank(x.adapted, 0, panel, first, height, sums);
     body(panel, first, height, sums);
   });
 }
@@ -274,12 +230,16 @@ void Decoder::add_product(const Matrix& matrix, const Input& x, const std::vecto
   });
 }
 
-void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor) {
+void Decoder::feed_forward(const Layer& layer, Input x, PhaseCursor& cursor) {
+  x.suit(layer.gate);
+  x.quantizes |= layer.up.takes_integers();
   for_panels(x, layer.gate.panels(), cursor,
          [&](const Rows& rows, int panel, int first, int height) {
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
     layer.gate.multiply(panel, rows, first, height, gate);
     layer.up.multiply(panel, rows, first, height, up);
+    add_low_rank(x.adapted, 0, panel, first, height, gate);
+    add_low_rank(x.adapted, 1, panel, first, height, up);
     for (int r = 0; r < height; r++) {
       float* to = activated_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {

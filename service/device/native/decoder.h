@@ -7,9 +7,11 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 
 #include "attention.h"
+#include "lora.h"
 #include "norm.h"
 
 namespace ps {
@@ -40,12 +42,20 @@ struct Batch {
   const int64_t* pages;
   float* logits;                // [samples, vocab]
   float* states;                // [samples, hidden] instead of logits; null: logits
+  const AdapterSegment* segment;  // [segments], apart and in order; other rows have no adapter
+  int32_t segments;
 };
 
 enum class MatrixName : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
 enum class NormName : int { kInput, kQuery, kKey, kFfn, kFinal, kOut, kFfnOut };
 
 constexpr int kRopes = 2;  // of the model, and of layers with a window
+
+// The product that an adapter may change; none where `layer` is negative.
+struct Adapted {
+  int layer = -1;
+  Module module = Module::kQkv;
+};
 
 // Input rows [rows][count] of a product: row r is number `picked[r]` in memory, or r. They are
 // normalised first where there is a norm.
@@ -55,14 +65,24 @@ struct Input {
   int count, rows;
   const float* norm;
   const int64_t* picked;
+  Adapted adapted = {};
+  bool quantizes = false;          // the weights are integers
+  const int32_t* order = nullptr;  // of the inputs, where the weights have another
+
+  void suit(const Matrix& matrix) {
+    quantizes = matrix.takes_integers();
+    order = matrix.order();
+  }
 
   const float* at(int row) const { return from + (picked ? picked[row] : row) * stride; }
 };
 
-// Rows as a product needs them: normalised, and for int8 weights quantized with a scale each.
+// Rows as a product needs them: normalised, and for integer weights in their order, quantized with
+// a scale each, and summed.
 struct PreparedRows {
-  Buffer<float> normed, scales;
+  Buffer<float> normed, ordered, scales;
   Buffer<int16_t> quantized;
+  Buffer<int32_t> sums;
 };
 
 struct Layer {
@@ -78,10 +98,18 @@ class Decoder {
   explicit Decoder(const Config& config);
 
   void set_matrix(int layer, MatrixName which, const float* weight, const float* bias);
+  // All parts of a matrix one after the other, the first from output 0.
+  void set_part(int layer, MatrixName which, const StoredPart& part);
+  void set_order(int layer, MatrixName which, const int32_t* order);
   void set_norm(int layer, NormName which, const float* weight);
   void set_rope(int which, const float* cos, const float* sin, int positions);
   void set_layer(int layer, int window, int rope);
   void set_cache(int layer, const LayerCache& cache) { layers_[layer].cache = cache; }
+
+  // `kind` is that of A and B. Returns the bytes that the adapter takes.
+  size_t place_adapter(int number, const AdapterMatrices* matrices, int count, Kind kind);
+  // No step that is being computed may have it.
+  void drop_adapter(int number);
 
   // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
@@ -109,10 +137,25 @@ class Decoder {
   struct Rope {
     std::vector<float> cos, sin;  // [positions][rotary_dim / 2]
   };
+  // Rows with an adapter, and rows [first, first + rows) times one panel of its A.
+  struct Segment {
+    const Adapter* adapter;
+    int begin, rows;
+  };
+  struct DownPiece {
+    const Adapter* adapter;
+    int panel, first, rows;
+  };
 
   Matrix& matrix(int layer, MatrixName which);
+  int outputs_of(MatrixName which) const;
+  int inputs_of(MatrixName which) const;
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch, AttentionPlan& plan);
+  void plan_adapters(const Batch& batch);
+  void multiply_down(const Rows& rows, const Adapted& at, const DownPiece& piece);
+  void add_low_rank(const Adapted& at, int matrix, int panel, int first, int height,
+                    float* sums) const;
   void reserve(const Batch& batch);
   void resize(PreparedRows& prepared, size_t rows) const;
   void step(const Batch& batch, PhaseCursor& cursor);
@@ -122,7 +165,7 @@ class Decoder {
   template <class Body>
   void for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body);
   template <class Body>
-  void product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body);
+  void product(const Matrix& matrix, Input x, PhaseCursor& cursor, Body&& body);
   void rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
   void rope_and_write_token(const Batch& batch, const Layer& layer, int token);
   void norm_heads(float* heads, int count, const std::vector<float>& norm) const;
@@ -134,7 +177,7 @@ class Decoder {
   void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
   void add_product(const Matrix& matrix, const Input& x, const std::vector<float>& norm,
                    PhaseCursor& cursor);
-  void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
+  void feed_forward(const Layer& layer, Input x, PhaseCursor& cursor);
   void write_states(const Batch& batch, PhaseCursor& cursor);
   void compute_logits(const Input& x, float* logits, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
@@ -156,6 +199,12 @@ class Decoder {
   std::vector<Scratch> scratch_;
   std::vector<AttentionPlan> plans_{AttentionPlan{kNoWindow, {}, {}}};
   int split_count_ = 0;
+  std::mutex adapters_mutex_;
+  std::map<int, std::unique_ptr<Adapter>> adapters_;
+  std::vector<Segment> segments_;
+  std::array<std::vector<DownPiece>, kModules> down_pieces_;
+  Buffer<float> low_;  // A x of each row
+  int low_stride_ = 0;
   Pool pool_;
 };
 

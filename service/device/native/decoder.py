@@ -12,7 +12,9 @@ from service.device.inputs import StepInputs
 from service.device.models.layers import load_norm
 from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM
 from service.device.models.weight_source import WeightSource, checked
+from service.device.native.adapters import NativeAdapters, packed_segments
 from service.device.native.cache import NativeKvCache
+from service.device.native.kept_weights import MatrixPart, common_order, pack_parts
 from service.device.native.library import (
     BatchStruct,
     DecoderConfig,
@@ -22,6 +24,8 @@ from service.device.native.library import (
     NumberKind,
     load_library,
 )
+from service.device.quantization.kept_formats import KERNELS, WeightsBackend
+from service.device.quantization.kept_matrix import kept_matrix
 from service.device.quantization.precision import Precision, rounded
 from service.device.rope import rope_table
 from service.device.spec import Feature, Gate, ModelSpec
@@ -74,8 +78,10 @@ class NativeDecoder:
         rounding: torch.dtype,
         threads: int | None,
         progress: Callable[[str], None] = lambda stage: None,
+        keeps: bool = False,
     ) -> None:
         """Compile or load the library and copy all weights into it, rounded to `rounding` first.
+        With `keeps` those that the source has in a narrow form stay in it.
 
         Raises NoNativeLibrary, ConfigError.
         """
@@ -105,8 +111,9 @@ class NativeDecoder:
             logit_cap=spec.logit_softcap or 0.0,
         )
         self.library = load_library(config, progress)
+        self.adapters = NativeAdapters(self.library)
         self._attached: NativeKvCache | None = None
-        _Loader(source, self.library, rounding).load(max_tokens, progress)
+        _Loader(source, self.library, weights, rounding, keeps).load(max_tokens, progress)
 
     def forward(self, inputs: StepInputs, cache: NativeKvCache) -> torch.Tensor:
         """Compute a step: writes the KV cache and returns float32 logits [samples, vocab]."""
@@ -146,6 +153,7 @@ class NativeDecoder:
             pages += span.blocks
         span_memory = torch.tensor(spans, dtype=torch.int32)
         page_memory = torch.tensor(pages, dtype=torch.int64)
+        segments = packed_segments(inputs.segments)
         batch = BatchStruct(
             tokens=len(inputs.token_ids),
             spans=len(spans) // 4,
@@ -159,6 +167,8 @@ class NativeDecoder:
             pages=page_memory.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
             states=None if states is None else states.data_ptr(),
+            segment=segments.data_ptr(),
+            segments=len(segments),
         )
         self.library.forward(batch)
 
@@ -166,11 +176,20 @@ class NativeDecoder:
 class _Loader:
     """Reads, checks, rounds and packs weights. A thread packs one while the next is read."""
 
-    def __init__(self, source: WeightSource, library: Library, rounding: torch.dtype) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        library: Library,
+        plain: NumberKind,
+        rounding: torch.dtype,
+        keeps: bool,
+    ) -> None:
         self._source = source
         self._spec = source.spec
         self._library = library
+        self._plain = plain
         self._rounding = rounding
+        self._kinds = KERNELS[WeightsBackend.NATIVE] if keeps else {}
         self._packer = ThreadPoolExecutor(1, "phasescope-pack")
         self._packed: list[Future[None]] = []
 
@@ -200,14 +219,11 @@ class _Loader:
             (f"{prefix}.self_attn.{p}_proj", size)
             for p, size in (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
         ]
-        qkv = torch.cat([self._get(f"{n}.weight", size, spec.hidden) for n, size in projections])
-        bias = None
-        if spec.qkv_bias:
-            bias = torch.cat([self._get(f"{name}.bias", size) for name, size in projections])
-        self._pack(index, MatrixName.QKV, qkv, bias)
+        self._fused(index, MatrixName.QKV, projections, spec.hidden, biased=spec.qkv_bias)
         self._matrix(index, MatrixName.OUT, f"{prefix}.self_attn.o_proj", spec.hidden, spec.q_size)
-        self._matrix(index, MatrixName.GATE, f"{prefix}.mlp.gate_proj", spec.ffn)
-        self._matrix(index, MatrixName.UP, f"{prefix}.mlp.up_proj", spec.ffn)
+        gate = self._matrix(index, MatrixName.GATE, f"{prefix}.mlp.gate_proj", spec.ffn)
+        up = self._matrix(index, MatrixName.UP, f"{prefix}.mlp.up_proj", spec.ffn)
+        common_order([*gate, *up])
         self._matrix(index, MatrixName.DOWN, f"{prefix}.mlp.down_proj", spec.hidden, spec.ffn)
         if spec.input_norms:
             self._norm(index, NormName.INPUT, f"{prefix}.input_layernorm")
@@ -221,15 +237,28 @@ class _Loader:
 
     def _matrix(
         self, layer: int, name: MatrixName, stem: str, outputs: int, inputs: int | None = None
-    ) -> None:
-        weight = self._get(f"{stem}.weight", outputs, inputs or self._spec.hidden)
-        self._pack(layer, name, weight, None)
+    ) -> list[MatrixPart]:
+        return self._fused(layer, name, [(stem, outputs)], inputs or self._spec.hidden)
 
-    def _pack(
-        self, layer: int, name: MatrixName, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        packed = self._packer.submit(self._library.set_matrix, layer, name, weight, bias)
+    def _fused(
+        self,
+        layer: int,
+        name: MatrixName,
+        projections: list[tuple[str, int]],
+        inputs: int,
+        biased: bool = False,
+    ) -> list[MatrixPart]:
+        """One matrix of the outputs of several, each kept where it can be."""
+        parts = [self._part(stem, outputs, inputs, biased) for stem, outputs in projections]
+        packed = self._packer.submit(pack_parts, self._library, layer, name, parts, self._plain)
         self._packed.append(packed)
+        return parts
+
+    def _part(self, stem: str, outputs: int, inputs: int, biased: bool) -> MatrixPart:
+        name = f"{stem}.weight"
+        kept = kept_matrix(self._source, name, (outputs, inputs), self._kinds)
+        weight = self._get(name, outputs, inputs) if kept is None else kept
+        return MatrixPart(name, weight, self._get(f"{stem}.bias", outputs) if biased else None)
 
     def _norm(self, layer: int, name: NormName, stem: str) -> None:
         precision = Precision(self._rounding, torch.float32)

@@ -37,6 +37,14 @@ int ps_set_matrix(void* handle, int layer, int which, const float* weight, const
   return guarded([&] { decoder(handle)->set_matrix(layer, ps::MatrixName(which), weight, bias); });
 }
 
+int ps_set_part(void* handle, int layer, int which, const ps::StoredPart* part) {
+  return guarded([&] { decoder(handle)->set_part(layer, ps::MatrixName(which), *part); });
+}
+
+int ps_set_order(void* handle, int layer, int which, const int32_t* order) {
+  return guarded([&] { decoder(handle)->set_order(layer, ps::MatrixName(which), order); });
+}
+
 int ps_set_norm(void* handle, int layer, int which, const float* weight) {
   return guarded([&] { decoder(handle)->set_norm(layer, ps::NormName(which), weight); });
 }
@@ -54,6 +62,17 @@ int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_s
   const ps::LayerCache cache{static_cast<uint8_t*>(keys), static_cast<uint8_t*>(values), key_scales,
                              value_scales};
   return guarded([&] { decoder(handle)->set_cache(layer, cache); });
+}
+
+int ps_place_adapter(void* handle, int number, const ps::AdapterMatrices* matrices, int count,
+                     int kind, int64_t* bytes) {
+  return guarded([&] {
+    *bytes = int64_t(decoder(handle)->place_adapter(number, matrices, count, ps::Kind(kind)));
+  });
+}
+
+int ps_drop_adapter(void* handle, int number) {
+  return guarded([&] { decoder(handle)->drop_adapter(number); });
 }
 
 int ps_forward(void* handle, const ps::Batch* batch) {

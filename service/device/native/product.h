@@ -125,7 +125,21 @@ void product(const float* a, long stride, int rows, const void* w, int count, fl
 
 typedef void (*Product)(const float*, long, int, const void*, int, float*, long, bool);
 
-enum class Kind : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+// How numbers are stored. Caches have the first three; the others are of weights that files hold in
+// this form (blocks.h).
+enum class Kind : int {
+  kFloat32 = 0,
+  kBfloat16 = 1,
+  kInt8 = 2,
+  kFp8 = 3,
+  kQ8Blocks = 4,
+  kQ4Blocks = 5,
+  kQ6Blocks = 6,
+  kInt4 = 7,
+  kInt4Wide = 8,
+};
+
+static inline bool is_block(Kind kind) { return int(kind) >= int(Kind::kQ8Blocks); }
 
 // `body` gets an empty Float32, Bfloat16 or Int8.
 template <class Body>

@@ -109,6 +109,7 @@ class OpenVinoDecoder:
     """A compiled model and its one request. Holds no state of any sequence."""
 
     device = torch.device("cpu")
+    adapters = None
 
     def __init__(self, compiled: Any, spec: ModelSpec, layout: PageLayout, label: str) -> None:
         self.spec = spec

@@ -42,6 +42,10 @@ class ParallelDecoder:
     def device(self) -> torch.device:
         return self._own.device
 
+    @property
+    def adapters(self) -> None:
+        """Other ranks are not told of any."""
+
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step with all ranks: float32 logits [samples, vocab]. Raises RankFailed."""
         if self._times_due:  # not read: the step failed afterwards, or was none of a plan

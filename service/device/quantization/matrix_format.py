@@ -27,6 +27,8 @@ from typing import Any
 import torch
 
 from service.device.quantization.fp8 import Fp8Format, fp8_fault
+from service.device.quantization.kept_formats import KERNELS, WeightsBackend
+from service.device.quantization.kept_linear import KeptFormat
 from service.device.quantization.linear import FLOATS, Linear, MatrixFormat
 from service.device.quantization.quantized_matrix import DequantizedLinear, QuantizedMatrix
 
@@ -40,8 +42,12 @@ _ENGINE = "fbgemm"
 def choose_matrix_format(
     weights_format: str, compute: torch.dtype, device: torch.device
 ) -> MatrixFormat:
-    """`auto` keeps floats; others take the fastest kernel that gives right results here."""
+    """`auto` keeps floats, and what is quantised as it is; others take the fastest kernel that
+    gives right results here."""
     if weights_format == "auto":
+        backend = WeightsBackend.of_torch(device.type)
+        return KeptFormat(compute, device, frozenset(KERNELS[backend]))
+    if weights_format == "float":
         return FLOATS
     if weights_format == "fp8":
         return Fp8Format(compute, fp8_fault(device))

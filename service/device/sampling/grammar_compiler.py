@@ -32,7 +32,7 @@ from service.device.sampling.grammar import (
 )
 from service.engine.inbox import GrammarReady
 from service.engine.plan import Grammar, GrammarKind
-from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS, Vocabulary
+from service.engine.vocabulary import JSON_SPELLING, MAX_GRAMMAR_CHARACTERS, Vocabulary
 from telemetry.facts.clock import Clock
 
 if TYPE_CHECKING:
@@ -43,14 +43,12 @@ _MAX_FORCED_BYTES = 4096
 _CACHED_GRAMMARS = 256
 _PROBED_TOKENS = 3
 _STACK_BYTES = 512 << 20  # address space; only what is used becomes memory
-# one blank, or a new line with indentation: a small model left to itself never stops
-_WHITESPACE = r"[ ]|\n {0,24}"
 _ERROR_CHARACTERS = 300
 # all are set, so that a schema's own "x-guidance" cannot loosen them
 _JSON_OPTIONS: JsonCompileOptions = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_pattern": _WHITESPACE,
+    "item_separator": JSON_SPELLING["item_separator"],
+    "key_separator": JSON_SPELLING["key_separator"],
+    "whitespace_pattern": JSON_SPELLING["whitespace_pattern"],
     "coerce_one_of": False,
     "lenient": False,
 }
@@ -164,7 +162,8 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer, vocab_logits: int)
     if matcher.is_error():
         raise GrammarRefused(_one_line(matcher.get_error()))
     warnings = matcher.get_grammar_warnings()
-    if warnings:
+    # a function that is not strict may have keywords that are checked afterwards only
+    if warnings and grammar.kind is not GrammarKind.TOOLS:
         raise GrammarRefused(_one_line(warnings[0]))
     if len(matcher.deep_copy().compute_ff_bytes()) > _MAX_FORCED_BYTES:
         raise GrammarRefused(f"the grammar forces more than {_MAX_FORCED_BYTES} bytes in one go")
@@ -210,6 +209,8 @@ def _library_grammar(grammar: Grammar) -> str:
             # \d, \w and \s are those of ASCII, as in JSON schemas: nobody who writes \d
             # for a telephone number wants the digits of all scripts
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
+        case GrammarKind.TOOLS:
+            return LLMatcher.grammar_from_lark(grammar.source)
         case GrammarKind.EBNF:
             try:
                 return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))

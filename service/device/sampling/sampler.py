@@ -62,6 +62,7 @@ class Sampler:
         self._compiler = compiler
         self._masks = MaskRows(vocab)
         self._slots: dict[int, Slot] = {}
+        self._followed: set[int] = set()  # slots whose tokens are followed
         self.last_mask_ns = 0
         self.last_masked_rows = 0
 
@@ -79,9 +80,13 @@ class Sampler:
         if slot.matcher is not None:
             slot.matcher.replay(answer)
         self._slots[start.slot] = slot
+        self._followed.discard(start.slot)
+        if slot.matcher is not None or slot.watch is not None:
+            self._followed.add(start.slot)
 
     def stop(self, slot: int) -> None:
         self._slots.pop(slot, None)
+        self._followed.discard(slot)
 
     def all_just_argmax(self, rows: Sequence[DecodeRow | PrefillChunk]) -> bool:
         """Whether each row's next token is the likeliest, and nothing else is asked for."""
@@ -211,6 +216,8 @@ class Sampler:
 
     def _follow(self, slots: Sequence[Slot], tokens: Sequence[int]) -> None:
         """Grammars and reasonings go on past the drawn tokens."""
+        if not self._followed:
+            return
         followed = [
             (slot, token)
             for slot, token in zip(slots, tokens, strict=True)

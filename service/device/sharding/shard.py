@@ -22,6 +22,8 @@ import torch
 from service.config.settings import ConfigError
 from service.device.models.tensors import tensor_shape
 from service.device.models.weight_source import WeightSource, checked
+from service.device.quantization.kept_kinds import KeptForm
+from service.device.quantization.kept_matrix import KeptMatrix, kept_form, kept_matrix
 from service.device.spec import Feature, ModelSpec
 from telemetry.facts.engine_start import ModelShape
 
@@ -94,7 +96,7 @@ class ShardedWeights:
 
     def tensor(self, name: str) -> torch.Tensor:
         spec = self._whole.spec
-        stored = _EMBEDDING if name == _HEAD and spec.tied_embeddings else name
+        stored = self._stored(name)
         whole = checked(self._whole.tensor(stored), stored, tensor_shape(spec, stored))
         layer_part = name.rsplit(".", 2)[-2]
         if layer_part in _BY_ROWS:  # the last but one of a matrix, or of one for each expert
@@ -103,8 +105,44 @@ class ShardedWeights:
             return self._slice(whole, whole.dim() - 1)
         return whole
 
+    def kept_form(self, name: str) -> KeptForm | None:
+        """Implements `KeptSource`."""
+        return kept_form(self._whole, self._stored(name))
+
+    def kept(self, name: str) -> KeptMatrix | None:
+        """Raises ConfigError where ranks would have parts of a group of inputs."""
+        stored, form = self._stored(name), self.kept_form(name)
+        if form is None:
+            return None
+        outputs, inputs = tensor_shape(self._whole.spec, stored)
+        whole = kept_matrix(self._whole, stored, (outputs, inputs), {form.kind})
+        assert whole is not None, name
+        rows, columns = slice(0, outputs), slice(0, inputs)
+        layer_part = name.rsplit(".", 2)[-2]
+        if layer_part in _BY_ROWS:
+            rows = self._share(outputs)
+        elif layer_part in _BY_COLUMNS:
+            columns = self._share(inputs)
+        part = whole.part(rows, columns)
+        if part is None:
+            why = "an order of its own (desc_act)" if form.is_ordered else f"groups of {form.group}"
+            raise ConfigError(
+                f"--tensor-parallel {self._rank.count}: the {inputs} inputs of {name} have {why}, "
+                f"which {self._rank.count} ranks cannot share; add --weights float, which widens it"
+            )
+        return part
+
+    def _stored(self, name: str) -> str:
+        """A tied head is the embedding."""
+        return _EMBEDDING if name == _HEAD and self._whole.spec.tied_embeddings else name
+
+    def _share(self, size: int) -> slice:
+        """This rank's of so many."""
+        part = size // self._rank.count
+        return slice(self._rank.index * part, (self._rank.index + 1) * part)
+
     def _slice(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """A copy: a view would keep the whole in memory."""
-        size = whole.shape[dim] // self._rank.count
-        part = whole.narrow(dim, self._rank.index * size, size)
+        share = self._share(whole.shape[dim])
+        part = whole.narrow(dim, share.start, share.stop - share.start)
         return part.clone(memory_format=torch.contiguous_format)

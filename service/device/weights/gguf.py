@@ -1,4 +1,4 @@
-"""Weights from a GGUF file, dequantised tensor by tensor.
+"""Weights from a GGUF file, kept in their blocks or dequantised tensor by tensor.
 
 llama.cpp stores the query and key projections of some families with the rotary pairs
 interleaved; they are put back into halves here, so that the decoder knows one layout.
@@ -20,10 +20,14 @@ from service.device.models.architecture import Architecture
 from service.device.models.gguf_keys import GENERAL_PREFIXES, of_family
 from service.device.models.gguf_reader import GgufConfig
 from service.device.models.registry import architecture_of_gguf
-from service.device.models.tensors import check_gguf, layer_of, tensor_names
+from service.device.models.tensors import Place, check_gguf, layer_of, tensor_names
+from service.device.quantization.kept_kinds import KeptForm, KeptKind
+from service.device.quantization.kept_matrix import GgufMatrix
 from service.device.spec import ModelSpec
 from service.model_files.gguf_file import GgufFile
 from service.model_files.strict_keys import StrictKeys
+
+_KEPT = {"Q4_K": KeptKind.Q4_K, "Q6_K": KeptKind.Q6_K, "Q8_0": KeptKind.Q8_0}
 
 
 class GgufWeights:
@@ -48,6 +52,23 @@ class GgufWeights:
         ready = self._ahead.pop(name, None)
         return self._load(name) if ready is None else ready.result()
 
+    def kept_form(self, name: str) -> KeptForm | None:
+        """Implements `KeptSource`, of the formats that have a product of their own."""
+        (stored,) = self._names.place(self._spec, name).stored
+        info = self._file.tensors.get(stored)
+        kind = None if info is None or len(info.shape) != 2 else _KEPT.get(info.kind.name)
+        if info is None or kind is None:
+            return None
+        return KeptForm(kind, 8 * info.kind.block_bytes / info.kind.block_values)
+
+    def kept(self, name: str) -> GgufMatrix | None:
+        if self.kept_form(name) is None:
+            return None
+        place = self._names.place(self._spec, name)
+        (stored,) = place.stored
+        blocks = self._file.raw(stored, self._order(name, place))
+        return GgufMatrix(self._file.tensors[stored].kind, blocks)
+
     def _read_ahead(self, name: str) -> None:
         """At the first tensor of a layer, begin with the layer after it."""
         layer = layer_of(name)
@@ -62,12 +83,14 @@ class GgufWeights:
 
     def _load(self, name: str) -> torch.Tensor:
         place = self._names.place(self._spec, name)
-        (stored,) = place.stored
-        heads = self._interleaved_heads(name)
-        order = None if heads is None else halves_order(self._file, stored, heads)
+        return torch.from_numpy(self._file.load(place.stored[0], self._order(name, place)))
+
+    def _order(self, name: str, place: Place) -> NDArray[np.int64] | None:
+        """Which stored rows a tensor has, in our order; None for all as they are."""
         if place.rows is not None:
-            order = np.arange(place.begin, place.begin + place.rows)
-        return torch.from_numpy(self._file.load(stored, order))
+            return np.arange(place.begin, place.begin + place.rows)
+        heads = self._interleaved_heads(name)
+        return None if heads is None else halves_order(self._file, place.stored[0], heads)
 
     def _interleaved_heads(self, name: str) -> int | None:
         if self._architecture.gguf_interleaves_rope:

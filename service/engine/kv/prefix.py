@@ -1,9 +1,9 @@
 """The prefix cache: full blocks of computed tokens, found again by what they contain.
 
 A block's digest is a hash of its tokens and of the digest of the block before it, so equal
-digests mean equal prefixes. The chain starts from the cache's identity (model, tokenizer,
-adapter, cache dtype) and the request's namespace (tenant and salt), so a block is only ever
-found by a request of the same identity and namespace. Hash-chained blocks with LRU
+digests mean equal prefixes. The chain starts from the cache's identity (model, tokenizer, cache
+dtype), the number of the request's adapter and its namespace (tenant and salt), so a block is only
+ever found by a request of the same identity, adapter and namespace. Hash-chained blocks with LRU
 eviction are vLLM's automatic prefix caching; the salt is its `cache_salt`.
 
 Digests of evicted blocks are remembered for a while in the *ghost*: blocks of a prompt that are
@@ -63,9 +63,9 @@ class PrefixCache:
         self._unready: dict[int, BlockCopy] = {}
         self._now_ns = 0
 
-    def root(self, namespace: str) -> bytes:
-        """The digest from which chains of a namespace start."""
-        seed = f"{len(self._identity)}:{self._identity}{namespace}".encode()
+    def root(self, namespace: str, adapter: int = 0) -> bytes:
+        """The digest from which chains of a namespace and an adapter start."""
+        seed = f"{len(self._identity)}:{self._identity}{adapter}:{namespace}".encode()
         return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
 
     def extend(self, digests: list[bytes], root: bytes, tokens: Sequence[int]) -> None:

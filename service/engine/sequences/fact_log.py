@@ -47,9 +47,11 @@ class FactLog:
         """Add aliases of full blocks, for the record of the step that is committed next."""
         self._sealed.append(sealed)
 
-    def queued(self, submit: Submit, blocks: tuple[int, ...] | None) -> None:
+    def queued(self, request: Request, blocks: tuple[int, ...] | None) -> None:
         """Record that the queue has taken a sequence; `blocks` are aliases of its prompt's."""
-        self.record(partial(SequenceQueued, blocks=blocks, **self._submission(submit)))
+        fields = self._submission(request.submit)
+        awaits = request.awaits_adapter
+        self.record(partial(SequenceQueued, blocks=blocks, awaits_adapter=awaits, **fields))
 
     def refused(self, submit: Submit) -> None:
         """Record that the queue has not taken a sequence."""
@@ -118,6 +120,7 @@ class FactLog:
             "first_token_by_ns": submit.first_token_by_ns,
             "ttft_target_ns": submit.ttft_target_ns,
             "itl_target_ns": submit.itl_target_ns,
+            "adapter": submit.adapter,
             **_reads_of(submit),
         }
 

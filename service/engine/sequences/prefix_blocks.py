@@ -50,7 +50,8 @@ class PrefixBlocks:
         if output is not None and output.reads_every_row:
             return
         if submit.cache_prefix and self._prefix.enabled:
-            request.cache_root = self._prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
+            namespace = f"{submit.tenant}\0{submit.cache_salt}"
+            request.cache_root = self._prefix.root(namespace, submit.adapter)
 
     def match(self, request: Request, now_ns: int) -> Match:
         """What the prefix cache has of a waiting request, without its last token: that one is

@@ -1,6 +1,7 @@
 """The waiting queue: a queue for each priority class and tenant, and the order between them.
 
-    blocked       its grammar is not compiled, or its client reads too slowly: others pass it
+    blocked       its grammar is not compiled, its adapter is not placed, or its client reads too
+                  slowly: others pass it
     queued        in the queue of its class and tenant, in order of arrival
 
 In the order of the SLO there is a queue for each first-token target too, and one for requests that
@@ -49,6 +50,7 @@ class WaitingQueue:
         self._blocked: dict[int, Request] = {}
         self._by_tenant: dict[str, int] = {}
         self._count = 0  # of all tenants: read once a step
+        self.held_for: Request | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -105,6 +107,23 @@ class WaitingQueue:
             request.queued_ns = now_ns
             self._enqueue(request, first)
 
+    def unblock_in_place(self, request: Request) -> None:
+        """A request is `blocked` no more; it goes where it would be had it never been blocked."""
+        if self._blocked.pop(request.seq_id, None) is None:
+            return
+        self._enqueue(request, False)
+        queue = self._queues[self._key_of(request)]
+        place = _place(request)
+        for later in [one for one in queue.values() if _place(one) > place]:
+            queue.move_to_end(later.seq_id)
+
+    def held_back(self, now_ns: int) -> Request | None:
+        """The request that has waited too long for memory for its adapter: none that arrived later
+        is admitted before it."""
+        held = self.held_for
+        overdue = held is not None and held.queued_ns <= now_ns - self._ageing_ns
+        return held if overdue else None
+
     def remove(self, request: Request) -> None:
         """Take a request out: it starts, or ends."""
         tenant = request.submit.tenant
@@ -143,7 +162,7 @@ class WaitingQueue:
             return
         waiting = sorted(
             (request for queue in self._queues.values() for request in queue.values()),
-            key=lambda request: (not request.preemptions, request.arrival),
+            key=_place,
         )
         self._slo_order = slo_order
         self._queues = {}
@@ -235,3 +254,8 @@ class WaitingQueue:
         submit = request.submit
         target_ns = (submit.ttft_target_ns or 0) if self._slo_order else 0
         return (submit.priority, submit.tenant, target_ns, self._slo_order and request.late)
+
+
+def _place(request: Request) -> tuple[bool, int]:
+    """The order within a queue: those that were preempted, then by arrival."""
+    return (not request.preemptions, request.arrival)

@@ -52,6 +52,7 @@ class Request:
     admitted_service: float = 0
     late: bool = False
     awaits_grammar: bool = False
+    awaits_adapter: bool = False
     paused: bool = False
     cache_root: bytes = b""
     digests: list[bytes] = field(default_factory=list)
@@ -91,9 +92,9 @@ class Request:
 
     @property
     def blocked(self) -> bool:
-        """Whether it cannot be scheduled for a reason of its own: its grammar is not compiled, or
-        its client reads too slowly. Other requests pass it."""
-        return self.awaits_grammar or self.paused
+        """Whether it cannot be scheduled for a reason of its own: its grammar is not compiled,
+        its adapter is not placed, or its client reads too slowly. Other requests pass it."""
+        return self.awaits_grammar or self.awaits_adapter or self.paused
 
     @property
     def cacheable(self) -> bool:

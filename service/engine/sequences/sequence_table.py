@@ -66,7 +66,7 @@ class SequenceTable:
         self.blocks.open(request)
         self.live[submit.seq_id] = request
         self.queue.push(request)
-        self._log.queued(submit, self.blocks.prompt_aliases(request))
+        self._log.queued(request, self.blocks.prompt_aliases(request))
 
     def refuse(self, request: Request, reason: EndReason, detail: str | None = None) -> None:
         """A new request ends without joining the queue. `detail`: see `FactLog.ended`."""
@@ -110,6 +110,7 @@ class SequenceTable:
             min_tokens=submit.min_tokens,
             end_token_ids=(*submit.end_token_ids, *submit.stop_token_ids),
             grammar=submit.grammar,
+            adapter=submit.adapter,
             prompt_output=submit.prompt_output,
         )
 

@@ -17,20 +17,24 @@ from service.config.settings import EngineConfig
 from service.engine.inbox import (
     Cancel,
     FlushCache,
+    LoadAdapter,
     Pause,
     Resume,
     SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
+    UnloadAdapter,
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
+from service.gateway.engine_client.adapters import AdapterView
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.server_state import Health
 from service.process import frames
+from telemetry.facts.adapter_records import AdapterFact
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -63,6 +67,7 @@ class EngineClient:
         self.lost_facts = 0
         self.health = Health()
         self.limits = RuntimeLimitsOwner(self.send)
+        self.adapters = AdapterView(self.send)
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self.before_frame: Callable[[], None] = _nothing
         self.after_frame: Callable[[], None] = _nothing
@@ -131,7 +136,12 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(self, command: FlushCache | SetLimits | SetRecording | SetStepCost) -> None:
+    def send(
+        self,
+        command: (
+            FlushCache | SetLimits | SetRecording | SetStepCost | LoadAdapter | UnloadAdapter
+        ),
+    ) -> None:
         """Send a command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
@@ -225,8 +235,11 @@ class EngineClient:
                 self.started = fact
                 self._ready.set()
                 self.limits.engine_started(fact)
+                self.adapters.engine_started()
             elif isinstance(fact, LimitsSet):
                 self.limits.limits_set(fact)
+            elif isinstance(fact, AdapterFact):
+                self.adapters.take(fact)
             elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
                 self._on_sequence_fact(fact)
             elif isinstance(fact, SequenceEnded):
@@ -296,6 +309,7 @@ class EngineClient:
         self._lost_before = self.lost_facts
         self._profile_ended(None)
         self.limits.engine_ended()
+        self.adapters.engine_ended()
         in_flight, self._queues = self._queues, {}
         self._waiting.clear()
         for seq_id, queue in in_flight.items():

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
 from service.engine.prompt_output import PromptResult
 from service.gateway.generation.reasoning_text import ReasoningText
+from service.gateway.generation.tool_text import ToolText
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
 from service.gateway.ingest.score_rendering import token_name
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
+from service.text.tools.parser import CallPiece
 from telemetry.facts.reasons import EndReason
 
 
@@ -35,10 +37,11 @@ class Delta:
     finish_reason: str | None
     token_ids: list[int] | None = None
     reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        if self.text or self.reasoning or self.scored:
+        if self.text or self.reasoning or self.scored or self.calls:
             return False
         return self.finish_reason is None
 
@@ -55,17 +58,23 @@ class Choice:
         stops: tuple[str, ...],
         wishes: Wishes = NO_WISHES,
         reasoning: ReasoningText | None = None,
+        tools: ToolText | None = None,
     ) -> None:
-        """`reasoning` takes what comes before the answer; None: all is the answer."""
+        """`reasoning` takes what comes before the answer; None: all is the answer. `tools` takes
+        the calls out of it; None: there can be none."""
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
         self.end: EndReason | None = None
         self.stop_found = False
         self.reasoning = reasoning
+        self.tools = tools
         self._strips = False
         self._keep_stop = wishes.keep_stop
-        self._detokenizer = Detokenizer(tokenizer, skip_special=not wishes.keep_special)
+        marks = () if tools is None else tools.mark_ids
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special=not wishes.keep_special, shown_ids=marks
+        )
         self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
         self._token_ids: list[int] | None = [] if wishes.token_ids else None
         self._text: list[str] = []
@@ -106,7 +115,8 @@ class Choice:
             self._finish_sent = True
             finish = self.finish_reason
         thought = "" if self.reasoning is None else self.reasoning.take()
-        delta = Delta("".join(self._text), self._scored, finish, reasoning=thought)
+        calls = [] if self.tools is None else self.tools.take()
+        delta = Delta("".join(self._text), self._scored, finish, reasoning=thought, calls=calls)
         self._taken_text.append(delta.text)
         self._text, self._scored = [], []
         if self._token_ids is not None and not delta.is_empty:
@@ -120,8 +130,11 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's `finish_reason`: `length` at a token limit, else `stop`."""
-        return "length" if self.end in (EndReason.MAX_TOKENS, EndReason.CONTEXT) else "stop"
+        """OpenAI's `finish_reason`: `length` at a token limit, `tool_calls` after calls, else
+        `stop`."""
+        if self.end in (EndReason.MAX_TOKENS, EndReason.CONTEXT):
+            return "length"
+        return "tool_calls" if self.tools is not None and self.tools.calls else "stop"
 
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
@@ -146,6 +159,12 @@ class Choice:
             text = text.lstrip()
             self._strips = not text
         self._raw_length += len(text)
+        if self.tools is not None:
+            text = self.tools.push(text)
+        self._append_content(text)
+
+    def _append_content(self, text: str) -> None:
+        """Stop strings are looked for in text only: a call is never cut by one."""
         if self._scanner is not None:
             text, self.stop_found = self._scanner.push(text)
         if text:
@@ -156,6 +175,8 @@ class Choice:
         if self.reasoning is not None:
             self.reasoning.finish()
         self._append(self._detokenizer.finish())
+        if self.tools is not None and not self.stop_found:
+            self._append_content(self.tools.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())
 

@@ -31,6 +31,7 @@ from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import ResponseHead
 from service.gateway.generation.state import GatewayState
 from service.gateway.generation.submitting import build_submits, prompt_ids, submit_all
+from service.gateway.generation.tool_outcome import record_calls
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import check_priority, identify
@@ -190,9 +191,10 @@ class GenerationHandler:
             operation=self._operation,
             request_id=request.wishes.answer_id or self.request_id,
             created_unix_s=unix_seconds(),
-            model=self._state.model,
+            model=request.model or self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
+            only_calls=request.tools is not None and request.tools.needed,
             wishes=request.wishes,
             prompt_ids=prompt_ids(request, result.prompts),
         )
@@ -218,11 +220,21 @@ class GenerationHandler:
         return pooled_output(request.embedding, self._state.embedding, started)
 
     async def _validate_output(self, request: GenerationRequest) -> None:
-        """Record whether constrained texts that the model ended satisfy their constraint."""
-        texts = [choice.full_text for choice in self._choices if choice.end is EndReason.EOS]
-        if request.grammar is not None and texts:
+        """Record whether constrained texts that the model ended satisfy their constraint, and what
+        became of calls."""
+        texts = [
+            choice.full_text
+            for choice in self._choices
+            if choice.end is EndReason.EOS and choice.finish_reason == "stop"
+        ]
+        if request.tools is not None or (request.grammar is not None and texts):
             self._response_sent = True
-            self._recorder.mark_answered()
+            answered_ns = self._recorder.mark_answered()
+            if request.tools is not None:
+                await record_calls(
+                    self._state, self._recorder, request.tools, self._choices, answered_ns
+                )
+        if request.grammar is not None and texts:
             self._recorder.output_valid = await self._state.ingest.validate_output(
                 request.grammar, texts
             )

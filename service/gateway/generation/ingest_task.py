@@ -30,8 +30,13 @@ class IngestTask:
         result = await self._read(body)
         request = result.request
         if request is not None:
+            self._state.adapter_of(request.model)  # a name that is not served is said first
             waited_ns = max(0, result.begun_ns - whole_ns)
-            recorder.parsed(request, self._state.model, result.parsed_ns, waited_ns)
+            model = request.model or self._state.model
+            recorder.parsed(request, model, result.parsed_ns, waited_ns)
+            if request.tool_result_ids:
+                calls, unknown = self._state.calls.take(request.tool_result_ids)
+                recorder.returned(result.parsed_ns, calls, unknown)
         if result.refusal is not None:
             raise result.refusal.error()
         assert request is not None

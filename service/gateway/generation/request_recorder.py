@@ -24,6 +24,7 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
+from telemetry.facts.tool_records import ReturnedCall, ToolCallsMade, ToolResultsReturned
 from telemetry.facts.traceparent import (
     new_trace_id,
     parse_traceparent,
@@ -86,12 +87,18 @@ class RequestRecorder:
             )
         )
 
+    @property
+    def span(self) -> tuple[str, str]:
+        """The request's trace and root span, as 32 and 16 hex digits."""
+        assert self._trace_id is not None, "before accepted"
+        span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
+        return self._trace_id, f"{span_id:016x}"
+
     def about(self) -> dict[str, str]:
         """The request, its trace and its root span, for a log record's `extra`."""
         found = {"request_id": self.request_id}
         if self._trace_id is not None:
-            span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
-            found |= {"trace_id": self._trace_id, "span_id": f"{span_id:016x}"}
+            found |= zip(("trace_id", "span_id"), self.span, strict=True)
         return found
 
     def parsed(self, request: GenerationRequest, model: str, at_ns: int, waited_ns: int) -> None:
@@ -114,6 +121,14 @@ class RequestRecorder:
                 waited_ns=waited_ns,
             )
         )
+
+    def returned(self, at_ns: int, calls: list[ReturnedCall], unknown: int) -> None:
+        """The request brings results of calls."""
+        self._lane.append(ToolResultsReturned(self.request_id, at_ns, tuple(calls), unknown))
+
+    def called(self, fact: ToolCallsMade) -> None:
+        """The calls in the answer have been checked."""
+        self._lane.append(fact)
 
     def tokenized(self, prompt_tokens: int) -> None:
         now_ns = self._clock.now_ns()
@@ -140,9 +155,10 @@ class RequestRecorder:
         if self._detected_ns is None:
             self._detected_ns = self._clock.now_ns()
 
-    def mark_answered(self) -> None:
+    def mark_answered(self) -> int:
         """The last byte was sent: this is the time of the end, whenever that is recorded."""
         self._answered_ns = self._clock.now_ns()
+        return self._answered_ns
 
     def reasoned(self, reasonings: Iterable[ReasoningText | None]) -> None:
         """What the choices have reasoned, of those that can."""

@@ -11,19 +11,23 @@ from typing import Any
 
 from service.gateway.generation.choice import Delta, ScoredToken, chat_logprobs
 from service.text.tokenizer import Tokenizer
+from service.text.tools.parser import FoundCall
 
 Event = tuple[str, dict[str, Any]]
 """A name without its `response.`, and the fields."""
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 _PREFIXES = {"message": "msg", "reasoning": "rs"}
+_CALL = "function_call"
 
 
 class ResponseItems:
     """Items of one response; at most one is open, and it is the last."""
 
-    def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, request_id: str, tokenizer: Tokenizer, may_call: bool = False) -> None:
+        """`may_call`: the output may have calls, so not every token is one of a message."""
         self._request_id = request_id
+        self._may_call = may_call
         self._tokenizer = tokenizer
         self.items: list[dict[str, Any]] = []
         self._open: str | None = None
@@ -31,15 +35,22 @@ class ResponseItems:
         self._logprobs: list[dict[str, Any]] = []
 
     def add(self, delta: Delta) -> Iterator[Event]:
-        """Take new output: reasoning, then text of the answer."""
+        """Take new output: reasoning, then text of the answer, then calls."""
         if delta.reasoning:
             yield from self._append("reasoning", delta.reasoning, [])
-        if delta.text or delta.scored:
+        if delta.text or (delta.scored and not self._may_call):
             yield from self._append("message", delta.text, delta.scored)
+        for piece in delta.calls:
+            if piece.begins:
+                yield from self._end("completed")
+                yield self._begin_call(piece.call)
+            if piece.arguments:
+                self._text.append(piece.arguments)
+                yield f"{_CALL}_arguments.delta", {**self._item(), "delta": piece.arguments}
 
     def finish(self, is_whole: bool) -> Iterator[Event]:
         """The output has ended, by itself or (not `is_whole`) at a limit of tokens."""
-        if is_whole and not any(item["type"] == "message" for item in self.items):
+        if is_whole and not any(item["type"] in ("message", _CALL) for item in self.items):
             yield from self._begin("message")  # a client expects an answer, if an empty one
         yield from self._end("completed" if is_whole else "incomplete")
 
@@ -74,9 +85,34 @@ class ResponseItems:
         yield "output_item.added", {"output_index": index, "item": dict(item)}
         yield "content_part.added", {**self._place(), "part": self._part(kind)}
 
+    def _begin_call(self, call: FoundCall) -> Event:
+        index = len(self.items)
+        item = {
+            "id": f"fc_{self._request_id}_{index}",
+            "type": _CALL,
+            "status": "in_progress",
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": "",
+        }
+        self._open = _CALL
+        self.items.append(item)
+        self._text.clear()
+        return "output_item.added", {"output_index": index, "item": dict(item)}
+
+    def _end_call(self, status: str) -> Iterator[Event]:
+        item, arguments = self.items[-1], "".join(self._text)
+        fields = {**self._item(), "arguments": arguments, "name": item["name"]}
+        yield f"{_CALL}_arguments.done", fields
+        item |= {"status": status, "arguments": arguments}
+        yield "output_item.done", {"output_index": fields["output_index"], "item": dict(item)}
+
     def _end(self, status: str) -> Iterator[Event]:
         kind, self._open = self._open, None
         if kind is None:
+            return
+        if kind == _CALL:
+            yield from self._end_call(status)
             return
         item, part, place = self.items[-1], self._part(kind), self._place()
         done: dict[str, Any] = {"text": part["text"]}
@@ -93,9 +129,8 @@ class ResponseItems:
             part |= {"annotations": [], "logprobs": list(self._logprobs)}
         return part
 
+    def _item(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
     def _place(self) -> dict[str, Any]:
-        return {
-            "item_id": self.items[-1]["id"],
-            "output_index": len(self.items) - 1,
-            "content_index": 0,
-        }
+        return {**self._item(), "content_index": 0}

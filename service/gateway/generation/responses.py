@@ -11,6 +11,7 @@ import msgspec
 from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
 from service.gateway.generation.prompt_echo import PromptEcho
+from service.gateway.generation.tool_text import delta_calls, message_calls
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
 from service.gateway.ingest.schemas import GenerationRequest, Operation
 from service.text.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ class ResponseHead:
     include_usage: bool
     wishes: Wishes = NO_WISHES
     prompt_ids: list[list[int]] | None = None
+    only_calls: bool = False
 
     def envelope(self, chunk: bool) -> dict[str, Any]:
         if self.operation is Operation.CHAT:
@@ -70,7 +72,8 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
     """The first chunk of each choice of a chat stream, which has its role."""
     if head.operation is not Operation.CHAT:
         return []
-    delta = {"role": "assistant", "content": ""}
+    # an answer that is nothing but calls has no text
+    delta = {"role": "assistant", "content": None if head.only_calls else ""}
     return [
         _chunk(
             head,
@@ -129,6 +132,7 @@ class ChunkWriter:
         """The same bytes as `delta_event`. `counts` is the usage so far, if each chunk has it."""
         more = delta.token_ids is not None or counts is not None
         is_plain = bool(delta.text) != bool(delta.reasoning)
+        is_plain = is_plain and not delta.calls
         if more or delta.scored or not is_plain or delta.finish_reason is not None:
             prompt_ids = self._prompt_ids.pop(choice.index, None)
             return delta_event(self._head, choice, delta, self._tokenizer, counts, prompt_ids)
@@ -160,6 +164,8 @@ def delta_event(
     if head.operation is Operation.CHAT:
         texts = (("reasoning_content", delta.reasoning), ("content", delta.text))
         body["delta"] = {name: text for name, text in texts if text}
+        if delta.calls:
+            body["delta"]["tool_calls"] = delta_calls(delta.calls)
     else:
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
@@ -213,9 +219,7 @@ def full_body(
         echo = said[place // each]
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
-            body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
-            if delta.reasoning:
-                body["message"]["reasoning_content"] = delta.reasoning
+            body["message"] = _message(choice, delta)
         else:
             body["text"] = echo.text + delta.text
         body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))
@@ -233,6 +237,18 @@ def full_body(
     if timings is not None:
         whole["metrics"] = timings
     return msgspec.json.encode(whole)
+
+
+def _message(choice: Choice, delta: Delta) -> dict[str, Any]:
+    """The message of a chat choice that is complete. Beside calls, white space is no text."""
+    message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+    if delta.reasoning:
+        message["reasoning_content"] = delta.reasoning
+    calls = [] if choice.tools is None else choice.tools.calls
+    if calls:
+        message["content"] = delta.text if delta.text.strip() else None
+        message["tool_calls"] = message_calls(calls)
+    return message
 
 
 def _add_prompt_ids(

@@ -26,7 +26,8 @@ class ResponsesWriter:
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer, repeated: dict[str, Any]) -> None:
         self._head = head
         self._repeated = repeated
-        self._items = ResponseItems(head.request_id, tokenizer)
+        may_call = bool(repeated["tools"]) and repeated["tool_choice"] != "none"
+        self._items = ResponseItems(head.request_id, tokenizer, may_call)
         self._was_cut = False
         self._sent = 0
 

@@ -18,6 +18,7 @@ from service.gateway.generation.choice import Choice
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
+from service.gateway.generation.tool_text import ToolText
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
 from service.text.reasoning import ReasoningState
@@ -44,6 +45,7 @@ def build_submits(
     output = wanted_of_prompts(request, started) if output is None else output
     has_tokens = request.embedding is None  # only tokens have latency targets
     seed = secrets.randbits(62) if request.seed is None else request.seed
+    adapter = state.adapter_of(request.model)
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
         # token ids are encoded already: the encoder copies the bytes
@@ -62,11 +64,12 @@ def build_submits(
                 deadline_ns=deadline_ns,
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
-                grammar=request.grammar,
+                grammar=request.engine_grammar,
                 first_token_by_ns=accepted_ns + slo.ttft_ns if has_tokens else None,
                 ttft_target_ns=slo.ttft_ns if has_tokens else None,
                 itl_target_ns=slo.itl_ns if has_tokens else None,
                 prompt_output=output if number == 0 else None,
+                adapter=adapter,
             )
 
 
@@ -98,12 +101,14 @@ async def submit_all(
     """
     written_bytes = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
+    use = request.tools
     for index, submit in enumerate(submits, len(choices)):
         thought = None
         if reasoning is not None:
             thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
+        calls = None if use is None else ToolText(use, state.clock)
         choices.append(
-            Choice(index, submit.seq_id, tokenizer, request.stops, request.wishes, thought)
+            Choice(index, submit.seq_id, tokenizer, request.stops, request.wishes, thought, calls)
         )
         submitted_ns = state.clock.now_ns()
         try:
@@ -138,7 +143,7 @@ def _reasoning(state: GatewayState, request: GenerationRequest) -> Reasoning | N
 
 
 def _sampling(state: GatewayState, request: GenerationRequest, seed: int) -> SamplingParams:
-    steered = request.thinking_token_budget is not None or request.grammar is not None
+    steered = request.thinking_token_budget is not None or request.engine_grammar is not None
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,

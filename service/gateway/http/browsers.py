@@ -18,12 +18,14 @@ from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http.http_errors import host_not_allowed, origin_not_allowed
 
+ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""They change what all clients are served, where other servers have them."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 def is_internal(path: str) -> bool:
     """Whether the path shows or changes the server's internals."""
-    return path.startswith("/debug/") or path == "/metrics"
+    return path.startswith("/debug/") or path == "/metrics" or path in ADMIN_PATHS
 
 
 def browser_error(config: GatewayConfig, scope: Scope) -> ApiError | None:

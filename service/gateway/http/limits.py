@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.config.adapter_settings import ADAPTER_NAME_CHARACTERS as MOST_NAME_CHARACTERS
+from service.engine.adapters.registry import MAX_KNOWN_ADAPTERS
 from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
 
 
@@ -84,6 +86,15 @@ PROMPT_SCORES = Limit(
 PRIORITY = Limit(100, "classes each way", "`priority`", "requests age through them")
 TIMEOUT_S = Limit(86_400, "seconds", "`timeout`", "a day")
 MODEL_CHARACTERS = Limit(512, "characters", "`model`", "it is echoed in the error")
+ADAPTERS = Limit(
+    MAX_KNOWN_ADAPTERS, "adapters", "adapters that one server knows",
+    "each is a name in lists; the memory of those in use is bounded by --lora-memory",
+)  # fmt: skip
+ADAPTER_NAME_CHARACTERS = Limit(
+    MOST_NAME_CHARACTERS, "characters", "`lora_name`", "it becomes a label of metrics"
+)
+PATH_CHARACTERS = Limit(4096, "characters", "`lora_path`", "as long as a path may be")
+UNLOAD_WAIT_S = Limit(50, "seconds", "`timeout` of an unload", "the answer waits so long")
 SALT_CHARACTERS = Limit(256, "characters", "`cache_salt`", "it is hashed for every cached block")
 USER_CHARACTERS = Limit(
     512, "characters", "`user`, `safety_identifier`, `prompt_cache_key`",
@@ -108,6 +119,29 @@ SCHEMA_NAME_CHARACTERS = Limit(
 )
 SCHEMA_DESCRIPTION_CHARACTERS = Limit(
     4096, "characters", "`response_format.json_schema.description`", "it has no effect here"
+)
+TOOLS = Limit(
+    128, "tools", "`tools`", "each is described in the prompt, and is an alternative of the grammar"
+)
+FUNCTION_NAME_CHARACTERS = Limit(64, "characters", "`name` of a function", "OpenAI's own cap")
+FUNCTION_DESCRIPTION_CHARACTERS = Limit(
+    16_384, "characters", "`description` of a function", "it becomes a part of the prompt"
+)
+MESSAGE_CALLS = Limit(128, "calls", "`tool_calls` of one message", "an answer has no more of them")
+ANSWER_CALLS = Limit(
+    128, "calls", "calls in one choice of an answer", "a small model may go on repeating itself"
+)
+CALL_ID_CHARACTERS = Limit(
+    128, "characters", "`id` of a call, `tool_call_id`", "it is looked up, and rendered"
+)
+REMEMBERED_CALLS = Limit(
+    16_384, "calls", "calls whose result is waited for", "the oldest are forgotten, and counted"
+)
+REMEMBERED_S = Limit(
+    3600, "seconds", "how long a call is remembered", "a result that comes later has no `tool` span"
+)
+RETURNED_CALLS = Limit(
+    16, "answers", "answers whose calls one request brings results of", "each becomes a span"
 )
 INCLUDED = Limit(16, "names", "`include` of `/v1/responses`", "OpenAI knows fewer")
 ITEM_NAME_CHARACTERS = Limit(

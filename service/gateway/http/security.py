@@ -13,7 +13,7 @@ from starlette.types import Scope
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, unauthorized
 from service.gateway.http.asgi import header, label
-from service.gateway.http.browsers import browser_error, is_internal
+from service.gateway.http.browsers import ADMIN_PATHS, browser_error, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
 # routes outside /v1/ that other servers have too, for clients of the model
@@ -60,10 +60,11 @@ def is_api_path(path: str) -> bool:
 
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
     path: str = scope["path"]
-    is_api = is_api_path(path)
-    if is_internal(path):
+    is_admin = path in ADMIN_PATHS  # a tenant's key is not enough
+    is_api = is_api_path(path) and not is_admin
+    if is_internal(path) and not (is_admin and config.debug_key is None):
         needed, guarded = config.debug_key, config.debug_key is not None
-    elif is_api:
+    elif is_api or is_admin:
         needed = config.api_key
         guarded = needed is not None or bool(config.tenant_keys)
     else:

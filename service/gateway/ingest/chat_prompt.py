@@ -13,6 +13,7 @@ from typing import Any
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.ingest.compat.checks import unsupported
 from service.gateway.ingest.request_types import ChatBody, ChatMessage
+from service.gateway.ingest.tools.tool_requests import template_calls
 from service.text.chat_template import TemplateError, TemplateFacts, render_chat, template_facts
 from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
@@ -30,12 +31,14 @@ _SHOWN_NAMES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation is rendered. `variables` are those of `chat_template_kwargs`."""
+    """How a conversation is rendered. `variables` are those of `chat_template_kwargs`;
+    `tools` those that a template is given that knows tools."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     documents: list[dict[str, str]] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
     reasoning_effort: str | None = None
 
 
@@ -81,6 +84,10 @@ def template_message(sent: ChatMessage, index: int) -> dict[str, Any]:
     found: dict[str, Any] = {"role": sent.role, "content": content_text(sent)}
     if sent.name is not None:
         found["name"] = sent.name
+    if sent.tool_call_id is not None:
+        found["tool_call_id"] = sent.tool_call_id
+    if sent.tool_calls:
+        found["tool_calls"] = template_calls(sent.tool_calls, f"messages[{index}]")
     if sent.role == "assistant":
         reasoning = sent.reasoning_content or sent.reasoning
         if reasoning:
@@ -193,6 +200,8 @@ def _variables(options: ChatOptions, facts: TemplateFacts) -> dict[str, Any]:
         if "documents" not in facts.reads:
             raise unsupported("documents")
         found["documents"] = options.documents
+    if options.tools:
+        found["tools"] = list(options.tools)
     effort = options.reasoning_effort
     if effort is None:
         return found

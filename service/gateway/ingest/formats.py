@@ -55,7 +55,7 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
             return validates(grammar.source, text)
         case GrammarKind.REGEX:
             return matches(grammar.source, text)
-        case GrammarKind.EBNF:
+        case GrammarKind.EBNF | GrammarKind.TOOLS:
             return None
 
 
@@ -116,7 +116,12 @@ def _structured_one(name: str, value: Any, field: str) -> Grammar:
 
 
 def _schema(value: Any, field: str) -> Grammar:
-    """A JSON schema as an object or, as in vLLM, as JSON text."""
+    return Grammar(GrammarKind.JSON_SCHEMA, checked_schema(value, field))
+
+
+def checked_schema(value: Any, field: str) -> str:
+    """The JSON text of a schema that is given as an object or, as in vLLM, as JSON text. Raises
+    ApiError if it is none, or larger or deeper than allowed."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -131,7 +136,7 @@ def _schema(value: Any, field: str) -> Grammar:
     problem = schema_error(source)
     if problem is not None:
         raise _invalid(f"{field}: {problem}", field)
-    return Grammar(GrammarKind.JSON_SCHEMA, source)
+    return source
 
 
 def _choice(texts: list[str], field: str) -> Grammar:

@@ -72,6 +72,14 @@ class ValidateOutput(msgspec.Struct, frozen=True, tag=True):
     texts: list[str]
 
 
+class ValidateCalls(msgspec.Struct, frozen=True, tag=True):
+    """Check the arguments of calls, each against the schema whose number it has; the answer is a
+    CallsValidation."""
+
+    schemas: list[str]
+    calls: list[tuple[int, str]]
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker has loaded the tokenizer."""
 
@@ -104,8 +112,16 @@ class ValidationResult(msgspec.Struct, frozen=True, tag=True):
     valid: bool | None
 
 
-ToWorker = Start | ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput
-ToGateway = Ready | IngestHeader | TokensAnswer | Rendered | ValidationResult
+class CallsValidation(msgspec.Struct, frozen=True, tag=True):
+    """One verdict a call; None if it cannot be checked."""
+
+    valid: list[bool | None]
+
+
+ToWorker = (
+    Start | ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput | ValidateCalls
+)
+ToGateway = Ready | IngestHeader | TokensAnswer | Rendered | ValidationResult | CallsValidation
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 

@@ -27,6 +27,7 @@ from service.gateway.errors import ApiError, busy, internal, timed_out
 from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.frames import (
     Blob,
+    CallsValidation,
     IngestHeader,
     ReadBody,
     ReadTokens,
@@ -36,6 +37,7 @@ from service.gateway.ingest.frames import (
     ToGateway,
     TokensAnswer,
     ToWorker,
+    ValidateCalls,
     ValidateOutput,
     ValidationResult,
     join_result,
@@ -64,7 +66,7 @@ _BUSY_S = 2
 # a body with one of these may contain a schema; field names can be written with escapes
 _SCHEMA_WORDS = (
     b"response_format", b"structured_outputs", b"guided_", b'"json_schema"', b'"regex"', b'"ebnf"',
-    b"\\u",
+    b'"tools"', b"\\u",
 )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ class IngestPool:
         self._waiting_jobs = waiting_jobs
         self._waiting_bytes = waiting_bytes
         self._reader = reader
-        self._tokens = TokenReader(reader.tokenizer, reader.model)
+        self._tokens = TokenReader(reader.tokenizer, reader.model, reader.dialect)
         self._model = model
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
@@ -187,6 +189,20 @@ class IngestPool:
         except (ApiError, TimeoutError):
             return None
         assert isinstance(answer, ValidationResult), answer
+        return answer.valid
+
+    async def validate_calls(
+        self, schemas: list[str], calls: list[tuple[int, str]]
+    ) -> list[bool | None]:
+        """Whether the arguments of calls obey the schemas whose numbers they have; None where that
+        cannot be checked within a second."""
+        try:
+            async with asyncio.timeout(_VALIDATION_S):
+                job = _Job(ValidateCalls(schemas, calls), [], _VALIDATION_S)
+                answer, _ = await self._do(job)
+        except (ApiError, TimeoutError):
+            return [None] * len(calls)
+        assert isinstance(answer, CallsValidation), answer
         return answer.valid
 
     def warm_up(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
-from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
 from service.gateway.ingest.compat.wishes import cut_prompt
@@ -25,8 +25,10 @@ from service.gateway.ingest.schemas import (
     parse_chat,
     parse_completion,
 )
+from service.gateway.ingest.tools.tool_requests import tool_use
 from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
+from service.text.tools.dialect import AUTO, tool_dialect
 from telemetry.facts.clock import Clock
 
 _TEXT_DEFAULT_TOKENS = 16
@@ -86,8 +88,10 @@ class BodyReader:
         clock: Clock,
         compat: Compat = DEFAULT_COMPAT,
         reasoning: ReasoningFormat | None = None,
+        tool_format: str = AUTO,
     ) -> None:
-        """`reasoning` is how the model reasons, None if it does not."""
+        """`reasoning` is how the model reasons, None if it does not. `tool_format` names how it
+        writes calls of functions."""
         self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
         self.model = model
@@ -95,6 +99,7 @@ class BodyReader:
         self._clock = clock
         self.compat = compat
         self._reasoning = reasoning
+        self.dialect = tool_dialect(tokenizer.chat_template, tool_format)
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -111,6 +116,7 @@ class BodyReader:
             try:
                 _check_ids(request, self.tokenizer)
                 _check_budget(request, self._reasoning)
+                request = self._with_tools(request)
                 texts = self._texts(request)
                 request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
@@ -137,9 +143,20 @@ class BodyReader:
                 request = parse_completion(body, self._defaults, self.compat)
             case Operation.EMBEDDINGS:
                 request = parse_embeddings(body)
-        if request.model is not None and request.model != self.model:
-            raise model_not_found(request.model, self.model)
         return request
+
+    def _with_tools(self, request: GenerationRequest) -> GenerationRequest:
+        """The conversation as this model's template takes it, and how calls are read."""
+        if request.messages is None:
+            return request
+        asked, dialect = request.asked_tools, self.dialect
+        described = () if asked is None else asked.described
+        return replace(
+            request,
+            messages=tuple(dialect.messages(request.messages, described)),
+            chat=replace(request.chat, tools=described if dialect.in_template else ()),
+            tools=None if asked is None else tool_use(asked, dialect, self.tokenizer),
+        )
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
         if request.messages is None:
@@ -275,5 +292,5 @@ def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
 def _without_texts(request: GenerationRequest) -> GenerationRequest:
     """The request without its texts: what remains says whether it is chat, and how many prompts."""
     if request.messages is not None:
-        return replace(request, messages=(), chat=ChatOptions())
+        return replace(request, messages=(), chat=ChatOptions(), asked_tools=None)
     return replace(request, prompts=("",) * len(request.prompts or ()))

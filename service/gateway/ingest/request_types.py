@@ -8,7 +8,7 @@ other dialects are in `compat.fields`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -20,17 +20,15 @@ from service.gateway.ingest.compat.fields import (
     NotTrue,
     OnlyTrue,
 )
+from service.gateway.ingest.field_types import BOUNDED_BY, BodyText, JsonSchema
+from service.gateway.ingest.tools.tool_types import (
+    CallId,
+    ToolCalls,
+    ToolChoice,
+    ToolChoiceWord,
+    Tools,
+)
 
-BOUNDED_BY = "bounded_by"
-
-BodyText = Annotated[str, Meta(extra={BOUNDED_BY: "--max-body"})]
-JsonSchema = Annotated[
-    dict[str, Any],
-    Meta(
-        description="A JSON schema; its size and nesting are capped, see docs/reference/limits.md.",
-        extra={BOUNDED_BY: "GRAMMAR_CHARACTERS and SCHEMA_LEVELS"},
-    ),
-]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARACTERS.value)]
 ChoiceTexts = Annotated[list[GrammarText], Meta(min_length=1, max_length=limits.CHOICE_TEXTS.value)]
 TokenId = Annotated[int, Meta(ge=0, le=limits.TOKEN_ID.value)]
@@ -144,9 +142,6 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 class NotSupported(ForeignFields, forbid_unknown_fields=True, kw_only=True):
     """OpenAI's fields that this server lacks, each with the values that mean "off"."""
 
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
     functions: Nothing | None = None
     function_call: Literal["none"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
@@ -226,17 +221,20 @@ class ContentPart(Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of the conversation so far.
 
-    The fields below `name` are of the assistant's messages, as clients send them back. `reasoning`
-    is vLLM's newer name of `reasoning_content`.
+    `tool_call_id` is of the role `tool` only, and says whose result its content is. The fields
+    below it are of the assistant's messages, as clients send them back. `reasoning` is vLLM's newer
+    name of `reasoning_content`.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         BodyText
         | Annotated[list[ContentPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
         | None
     ) = None
     name: Annotated[str, Meta(max_length=limits.MESSAGE_NAME_CHARACTERS.value)] | None = None
+    tool_call_id: CallId | None = None
+    tool_calls: ToolCalls | None = None
     refusal: BodyText | None = None
     reasoning_content: BodyText | None = None
     reasoning: BodyText | None = None
@@ -259,6 +257,9 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: AtLeastOneToken | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoiceWord | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     documents: Annotated[list[Document], Meta(max_length=limits.DOCUMENTS.value)] | None = None

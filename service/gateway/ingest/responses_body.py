@@ -9,15 +9,12 @@ from msgspec import Meta, Struct
 from service.gateway.http import limits
 from service.gateway.ingest.compat.fields import (
     CacheRetention,
-    Nothing,
     NotTrue,
     ServiceTier,
 )
+from service.gateway.ingest.field_types import BOUNDED_BY, BodyText, JsonSchema
 from service.gateway.ingest.request_types import (
-    BOUNDED_BY,
     AtLeastOneToken,
-    BodyText,
-    JsonSchema,
     Logprobs,
     MetadataKey,
     MetadataText,
@@ -30,6 +27,8 @@ from service.gateway.ingest.request_types import (
     Tokens,
     WithoutEffect,
 )
+from service.gateway.ingest.tools.responses_tools import ResponseToolChoice, ResponseTools
+from service.gateway.ingest.tools.tool_types import CallId, FunctionName, ToolChoiceWord
 
 _SentBack = Annotated[
     list[Any],
@@ -58,9 +57,10 @@ InputParts = Annotated[list[InputPart], Meta(max_length=limits.CONTENT_PARTS.val
 
 
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
-    """An item of the conversation so far: a message, or the reasoning before one."""
+    """An item of the conversation so far: a message, the reasoning before one, a call of a function
+    (`call_id`, `name`, `arguments`), or its result (`call_id`, `output`)."""
 
-    type: Literal["message", "reasoning"] = "message"
+    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     id: _ItemName | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: BodyText | InputParts | None = None
@@ -68,6 +68,10 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     encrypted_content: BodyText | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
+    call_id: CallId | None = None
+    name: FunctionName | None = None
+    arguments: BodyText | None = None
+    output: BodyText | InputParts | None = None
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -152,8 +156,8 @@ class ResponsesBody(NotStored, forbid_unknown_fields=True, kw_only=True):
     include: Annotated[list[Included], Meta(max_length=limits.INCLUDED.value)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: ResponseTools | None = None
+    tool_choice: ToolChoiceWord | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None

@@ -26,6 +26,8 @@ from service.gateway.ingest.responses_body import (
     TextFormat,
 )
 from service.gateway.ingest.schemas import GenerationRequest, chat_request
+from service.gateway.ingest.tools.responses_tools import chat_choice, chat_tools, repeated_tools
+from service.gateway.ingest.tools.tool_types import CalledFunction, ToolCall
 
 _SHARED = tuple(name for name in ResponsesBody.__struct_fields__ if name in
                 set(ChatBody.__struct_fields__) - {
@@ -90,6 +92,9 @@ def _as_chat(sent: ResponsesBody) -> ChatBody:
         reasoning_effort=sent.reasoning.effort if sent.reasoning else None,
         logprobs=wants_logprobs or None,
         top_logprobs=sent.top_logprobs,
+        tools=chat_tools(sent.tools),
+        tool_choice=chat_choice(sent.tool_choice),
+        parallel_tool_calls=sent.parallel_tool_calls,
         **{name: getattr(sent, name) for name in _SHARED},
     )
 
@@ -105,6 +110,13 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
         if item.type == "reasoning":
             thought += _joined(item.content) or _joined(item.summary)
             continue
+        if item.type in ("function_call", "function_call_output"):
+            if item.type == "function_call" and thought:
+                found.append(ChatMessage(role="assistant", reasoning_content=thought))
+                thought = ""
+            _add_call(found, item, thought, f"input[{index}]")
+            thought = ""
+            continue
         if item.role is None or item.content is None:
             name = "role" if item.role is None else "content"
             raise bad_request(f"input[{index}].{name} is required", f"input[{index}].{name}")
@@ -114,6 +126,27 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
         thought = ""
         found.append(message)
     return found
+
+
+def _add_call(messages: list[ChatMessage], item: InputItem, thought: str, where: str) -> None:
+    """A call belongs to the assistant's message before it, or is one, with the reasoning `thought`
+    before it; a result is a message. Raises ApiError."""
+    is_result = item.type == "function_call_output"
+    for name in ("call_id", "output") if is_result else ("call_id", "name", "arguments"):
+        if getattr(item, name) is None:
+            raise bad_request(f"{where}.{name} is required", f"{where}.{name}")
+    assert item.call_id is not None
+    if is_result:
+        output = _joined(item.output)
+        messages.append(ChatMessage(role="tool", tool_call_id=item.call_id, content=output))
+        return
+    assert item.name is not None
+    assert item.arguments is not None
+    if thought or not messages or messages[-1].role != "assistant":
+        messages.append(ChatMessage(role="assistant", reasoning_content=thought or None))
+    called = CalledFunction(name=item.name, arguments=item.arguments)
+    calls = messages[-1].tool_calls or []
+    messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=called)]
 
 
 def _joined(content: str | list[InputPart] | None) -> str:
@@ -158,8 +191,7 @@ def _repeated(sent: ResponsesBody, request: GenerationRequest) -> dict[str, Any]
         "background": False,
         "temperature": request.temperature,
         "text": {"format": _shown_format(shown)},
-        "tool_choice": sent.tool_choice or "auto",
-        "tools": [],
+        **repeated_tools(sent.tools, sent.tool_choice),
         "top_logprobs": sent.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": "disabled",

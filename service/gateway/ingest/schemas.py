@@ -6,12 +6,12 @@ that exclude or require each other. No field is ignored silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
-from service.engine.plan import Grammar
+from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_options, template_message
@@ -25,7 +25,9 @@ from service.gateway.ingest.request_types import (
     GenerationBody,
     StreamOptions,
 )
+from service.gateway.ingest.tools.tool_requests import AskedTools, asked_tools, check_tool_messages
 from service.text.reasoning import ReasoningState
+from service.text.tools.tool_use import ToolUse
 
 Value = TypeVar("Value")
 
@@ -55,14 +57,18 @@ class EmbeddingWish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request of any route. Exactly one of `messages` and `prompts` is set; `repeated` is
-    what a response of `/v1/responses` repeats of its request."""
+    what a response of `/v1/responses` repeats of its request.
+
+    `asked_tools` become `tools` where the model's dialect is known. `tool_result_ids` are the ids
+    of calls whose results are new in this request.
+    """
 
     model: str | None
     messages: tuple[dict[str, Any], ...] | None = None
-    include_reasoning: bool = True
-    reasoning: ReasoningState = ReasoningState.NONE
-    thinking_token_budget: int | None = None
     chat: ChatOptions = field(default_factory=ChatOptions)
+    asked_tools: AskedTools | None = None
+    tools: ToolUse | None = None
+    tool_result_ids: tuple[str, ...] = ()
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
     include_usage: bool = False
@@ -95,6 +101,9 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     best_of: int | None = None
     embedding: EmbeddingWish | None = None
+    reasoning: ReasoningState = ReasoningState.NONE
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
     @property
     def candidates(self) -> int:
@@ -119,6 +128,13 @@ class GenerationRequest:
         """How many tokens must fit beside the prompt."""
         return 0 if self.max_tokens == 0 else 1
 
+    @property
+    def engine_grammar(self) -> Grammar | None:
+        """What the whole output is held to: calls, or a text that obeys `grammar`."""
+        if self.tools is None:
+            return self.grammar
+        return Grammar(GrammarKind.TOOLS, self.tools.grammar)
+
 
 def parse_chat(
     body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
@@ -134,17 +150,19 @@ def chat_request(
     if sent.top_logprobs is not None and not sent.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
-    return _request(
+    request = _request(
         sent,
         defaults,
         compat,
         messages=tuple(template_message(one, at) for at, one in enumerate(sent.messages)),
+        tool_result_ids=check_tool_messages(sent.messages),
         chat=chat_options(sent),
         include_reasoning=sent.include_reasoning is not False,
         thinking_token_budget=_at_least_0(sent.thinking_token_budget),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
+    return replace(request, asked_tools=asked_tools(sent, request.grammar))
 
 
 def parse_completion(

@@ -10,7 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from service.gateway.http import limits
-from service.gateway.ingest.request_types import BodyText, ChatMessage, TokenId
+from service.gateway.ingest.field_types import BodyText
+from service.gateway.ingest.request_types import ChatMessage, TemplateVariables, TokenId
 
 ModelName = Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)]
 
@@ -20,7 +21,8 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     Null or absent: special tokens are added to a prompt (`add_special_tokens`), and not to
     messages, whose template has them; the template ends where the answer begins
-    (`add_generation_prompt`); there are no `token_strs`.
+    (`add_generation_prompt`) and goes on with no message (`continue_final_message`); there are no
+    `token_strs`.
     """
 
     model: ModelName | None = None
@@ -30,6 +32,8 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     ) = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool | None = None
 
 

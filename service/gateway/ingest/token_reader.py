@@ -11,16 +11,21 @@ from enum import StrEnum
 import msgspec
 
 from service.gateway.errors import ApiError, bad_request, model_not_found
-from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, template_message
+from service.gateway.ingest.chat_prompt import chat_options, chat_prompt, template_message
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.prompting import PackedError
+from service.gateway.ingest.request_types import ChatBody, ChatMessage
 from service.gateway.ingest.token_bodies import (
     DetokenizeBody,
     Detokenized,
     TokenizeBody,
     Tokenized,
 )
+from service.gateway.ingest.tools.tool_requests import check_tool_messages
 from service.text.tokenizer import Tokenizer
+from service.text.tools.dialect import ToolDialect
+
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class TokenTask(StrEnum):
@@ -33,9 +38,11 @@ class TokenTask(StrEnum):
 class TokenReader:
     """Serves one model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, dialect: ToolDialect) -> None:
+        """`dialect` is how the model is told of calls, which messages may have."""
         self._tokenizer = tokenizer
         self._model = model
+        self._dialect = dialect
 
     def read(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes | PackedError:
         """The answer as JSON, or the refusal."""
@@ -56,23 +63,26 @@ class TokenReader:
         if (sent.prompt is None) == (sent.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
         if sent.messages is not None:
-            begins_answer = sent.add_generation_prompt is not False
-            messages = [template_message(one, at) for at, one in enumerate(sent.messages)]
-            options = ChatOptions(add_generation_prompt=begins_answer)
-            text = chat_prompt(tokenizer, messages, options)
+            text = self._rendered(sent, sent.messages)
             add_special = bool(sent.add_special_tokens)
         else:
-            if sent.add_generation_prompt is not None:
-                raise bad_request(
-                    "add_generation_prompt is for messages, not for a prompt",
-                    "add_generation_prompt",
-                )
+            for name in _OF_MESSAGES:
+                if getattr(sent, name) is not None:
+                    raise bad_request(f"{name} is for messages, not for a prompt", name)
             text, add_special = sent.prompt or "", sent.add_special_tokens is not False
         ids = tokenizer.encode(text, add_special)
         strings = [tokenizer.token_string(i) for i in ids] if sent.return_token_strs else None
         return Tokenized(
             count=len(ids), max_model_len=context_tokens, tokens=ids, token_strs=strings
         )
+
+    def _rendered(self, sent: TokenizeBody, messages: list[ChatMessage]) -> str:
+        """As the chat route renders them."""
+        check_tool_messages(messages)
+        chat = ChatBody(messages=messages, **{name: getattr(sent, name) for name in _OF_MESSAGES})
+        shown = [template_message(one, at) for at, one in enumerate(messages)]
+        told = self._dialect.messages(shown, ())
+        return chat_prompt(self._tokenizer, told, chat_options(chat))
 
     def _detokenize(self, body: bytes) -> Detokenized:
         sent = decode(body, DetokenizeBody)

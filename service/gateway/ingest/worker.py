@@ -16,6 +16,7 @@ import sys
 from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
+    CallsValidation,
     ReadBody,
     ReadTokens,
     Ready,
@@ -24,12 +25,14 @@ from service.gateway.ingest.frames import (
     RenderScores,
     Start,
     TokensAnswer,
+    ValidateCalls,
     ValidateOutput,
     ValidationResult,
     receive_job,
     send,
     split_result,
 )
+from service.gateway.ingest.json_schemas import validates
 from service.gateway.ingest.prompting import BodyReader
 from service.gateway.ingest.score_rendering import ScoredPrompt, render_scores
 from service.gateway.ingest.token_reader import TokenReader
@@ -64,10 +67,11 @@ def _serve(connection: socket.socket) -> None:
             case Start():
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
-                named = job.model.name, job.model.defaults
-                reasoning = reasoning_format(tokenizer, job.model.reasoning_format)
-                reader = BodyReader(tokenizer, *named, clock, job.compat, reasoning)
-                tokens = TokenReader(tokenizer, job.model.name)
+                model = job.model
+                reasoning = reasoning_format(tokenizer, model.reasoning_format)
+                named = model.name, model.defaults, clock, job.compat
+                reader = BodyReader(tokenizer, *named, reasoning, model.tool_format)
+                tokens = TokenReader(tokenizer, model.name, reader.dialect)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
@@ -89,6 +93,9 @@ def _serve(connection: socket.socket) -> None:
                 send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
             case RenderEmbeddings():
                 send(connection, Rendered(), [render_embeddings(blobs, job.base64)])
+            case ValidateCalls():
+                verdicts = [validates(job.schemas[at], text) for at, text in job.calls]
+                send(connection, CallsValidation(verdicts), [])
             case ValidateOutput():
                 send(connection, ValidationResult(outputs_are_valid(job.grammar, job.texts)), [])
 

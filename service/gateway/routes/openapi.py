@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
+from service.gateway.http.browsers import ADMIN_PATHS, is_internal
 from service.gateway.http.security import is_api_path
 from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
@@ -98,7 +99,7 @@ def _types(descriptions: Sequence[Description]) -> list[Any]:
 
 def _guard(config: GatewayConfig, path: str) -> str | None:
     """The security scheme of a path; None if it needs no key."""
-    if path.startswith("/debug/") or path == "/metrics":
+    if is_internal(path) and (config.debug_key is not None or path not in ADMIN_PATHS):
         return "debugKey" if config.debug_key is not None else None
     if is_api_path(path):
         return "apiKey" if config.api_key is not None or config.tenant_keys else None

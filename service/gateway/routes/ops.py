@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.engine.inbox import FlushCache, SetRecording
-from service.gateway.errors import conflict, model_not_found, not_found, not_ready
+from service.gateway.engine_client.adapters import KnownAdapter
+from service.gateway.errors import conflict, not_found, not_ready
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.security import identify
-from service.gateway.routes import limits_route, profile_route
+from service.gateway.routes import adapter_routes, limits_route, profile_route
 from service.gateway.routes.view_routes import (
     Handler,
     error_response,
@@ -33,6 +34,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
     table: list[tuple[str, str, Handler[GatewayState]]] = [
         ("GET", "/v1/models", _models),
         ("GET", "/v1/models/{name:path}", _model),
+        ("POST", "/v1/load_lora_adapter", adapter_routes.load_adapter),
+        ("POST", "/v1/unload_lora_adapter", adapter_routes.unload_adapter),
         ("GET", "/debug/startup", _startup),
         ("GET", "/debug/telemetry", _telemetry),
         ("GET", "/debug/limits", limits_route.limits_in_force),
@@ -53,6 +56,8 @@ def _model_object(state: GatewayState) -> dict[str, object]:
         "object": "model",
         "created": state.created_unix_s,
         "owned_by": "phasescope",
+        "root": state.model,
+        "parent": None,
         "default_sampling": state.sampling_defaults,
     }
     if started is not None:
@@ -62,15 +67,26 @@ def _model_object(state: GatewayState) -> dict[str, object]:
     return found
 
 
+def _adapter_object(state: GatewayState, known: KnownAdapter) -> dict[str, object]:
+    """An adapter in vLLM's shape, with what it takes and whether it is in memory now."""
+    found = {**_model_object(state), "id": known.name, "root": known.source, "parent": state.model}
+    if known.bytes is not None:
+        found |= {"rank": known.rank, "bytes": known.bytes, "placed": known.placed}
+    return found
+
+
 async def _models(state: GatewayState, request: Request) -> Response:
-    return json_response(msgspec.json.encode({"object": "list", "data": [_model_object(state)]}))
+    adapters = [_adapter_object(state, known) for known in state.engine.adapters.listed()]
+    body = {"object": "list", "data": [_model_object(state), *adapters]}
+    return json_response(msgspec.json.encode(body))
 
 
 async def _model(state: GatewayState, request: Request) -> Response:
     name = request.path_params["name"]
-    if name != state.model:
-        return error_response(model_not_found(name, state.model))
-    return json_response(msgspec.json.encode(_model_object(state)))
+    number = state.adapter_of(name)
+    found = [known for known in state.engine.adapters.listed() if known.number == number]
+    body = _adapter_object(state, found[0]) if found else _model_object(state)
+    return json_response(msgspec.json.encode(body))
 
 
 async def _startup(state: GatewayState, request: Request) -> Response:

@@ -82,6 +82,9 @@ class TextLogprobs(Struct, kw_only=True):
     text_offset: list[int]
 
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
 class PromptLogprob(Struct, kw_only=True):
     """`rank` is 1 for the likeliest token."""
 
@@ -94,12 +97,28 @@ class PromptLogprob(Struct, kw_only=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class CalledFunction(Struct, kw_only=True):
+    """The name of a function, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call; its result goes into a message of the role `tool` with its id."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Struct, kw_only=True):
-    """The generated message."""
+    """The generated message; `content` is null where there are calls and no text."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
 
 
@@ -109,7 +128,7 @@ class ChatChoice(Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -147,12 +166,29 @@ class Completion(Struct, kw_only=True):
     metrics: RequestTimings | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, kw_only=True):
+    """`name` is there once; pieces of `arguments` make up the whole."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """What is new of call number `index`; its id is there once."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Struct, kw_only=True):
     """What is new in a choice."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):
@@ -161,7 +197,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -209,11 +245,13 @@ class StreamAccepted(Struct, kw_only=True):
 class StreamCompleted(Struct, kw_only=True):
     """Data of the typed event `completed`: one reason a choice."""
 
-    finish_reasons: list[Literal["stop", "length"]]
+    finish_reasons: list[FinishReason]
 
 
 class Model(Struct, kw_only=True):
-    """The served model; the last three fields are there once the engine has started."""
+    """The served model, or an adapter of it, whose `parent` it is. `max_model_len`, `backend` and
+    `dtype` are there once the engine has started; `rank`, `bytes` and `placed` (whether it is in
+    memory now) of an adapter that has been read."""
 
     id: str
     object: Literal["model"]
@@ -223,10 +261,15 @@ class Model(Struct, kw_only=True):
     max_model_len: int | UnsetType = UNSET
     backend: str | UnsetType = UNSET
     dtype: str | UnsetType = UNSET
+    root: str = ""
+    parent: str | None = None
+    rank: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    placed: bool | UnsetType = UNSET
 
 
 class Models(Struct, kw_only=True):
-    """The list of models, which has one entry."""
+    """The base model, and its adapters."""
 
     object: Literal["list"]
     data: list[Model]

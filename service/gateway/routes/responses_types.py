@@ -22,12 +22,16 @@ class OutputPart(Struct, kw_only=True):
 
 
 class OutputItem(Struct, kw_only=True):
-    """A message, which has a `role`, or the reasoning before it, which has an empty `summary`."""
+    """A message, which has a `role`, the reasoning before it, which has an empty `summary`, or a
+    call of a function, which has no `content`."""
 
     id: str
-    type: Literal["message", "reasoning"]
+    type: Literal["message", "reasoning", "function_call"]
     status: Status
-    content: list[OutputPart]
+    content: list[OutputPart] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
     summary: list[Any] | UnsetType = UNSET
 
@@ -81,7 +85,7 @@ class Response(Struct, kw_only=True):
     background: Literal[False]
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[Any]
     top_logprobs: int
     top_p: float
@@ -103,5 +107,7 @@ class ResponseEvent(Struct, kw_only=True):
     item: OutputItem | UnsetType = UNSET
     part: OutputPart | UnsetType = UNSET
     delta: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[ScoredToken] | UnsetType = UNSET

@@ -16,6 +16,7 @@ from service.gateway.ingest.token_bodies import (
 )
 from service.gateway.routes import peer_types as peers
 from service.gateway.routes import response_types as answers
+from service.gateway.routes.adapter_routes import LoadLora, UnloadLora
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
 from service.gateway.routes.query_types import LoadsQuery, ProfileQuery
@@ -31,6 +32,8 @@ from service.gateway.routes.view_table import (
     view,
 )
 from telemetry.facts.limits import LimitsView
+
+TEXT = "text/plain"
 
 
 def _generation(path: str, summary: str, body: type, whole: type, chunk: type) -> Description:
@@ -74,13 +77,22 @@ GENERATION = [
         path_parameters=REQUEST_ID_PARAMETER,
     ),
     Description(
-        method="GET", path="/v1/models", summary="The served model", tag="generation",
+        method="GET", path="/v1/models", summary="The served model and its adapters",
+        tag="generation",
         answer={JSON: answers.Models},
     ),
     Description(
         method="GET", path="/v1/models/{name}", summary="The model of that name", tag="generation",
         answer={JSON: answers.Model}, errors=(404,),
         path_parameters={"name": "As in `/v1/models`; it may contain slashes."},
+    ),
+    Description(
+        method="POST", path="/v1/load_lora_adapter", summary="Load a LoRA adapter", tag="debug",
+        answer={TEXT: None}, body=LoadLora, errors=(403, 404, 409, 504),
+    ),
+    Description(
+        method="POST", path="/v1/unload_lora_adapter", summary="Unload a LoRA adapter",
+        tag="debug", answer={TEXT: None}, body=UnloadLora, errors=(403, 404, 409, 504),
     ),
 ]  # fmt: skip
 

@@ -70,6 +70,31 @@ PREEMPTIONS = Metric(
     Kind.COUNTER,
     "Number of preemptions: a running sequence lost its KV cache blocks.",
 )
+TOOL_CALLS = Metric(
+    "phasescope_tool_calls",
+    Kind.COUNTER,
+    "Number of function calls in answers, by whether their arguments obey the function's schema: "
+    "valid, invalid, unfinished (cut by a limit) or unchecked.",
+    ("outcome",),
+)
+ADAPTERS_KNOWN = Metric(
+    "phasescope_adapters_known", Kind.GAUGE, "Number of LoRA adapters that clients may ask for."
+)
+ADAPTERS_PLACED = Metric(
+    "phasescope_adapters_placed",
+    Kind.GAUGE,
+    "Number of LoRA adapters whose weights are on the device.",
+)
+ADAPTERS_PLACED_BYTES = Metric(
+    "phasescope_adapters_placed_bytes",
+    Kind.GAUGE,
+    "Bytes of device memory that placed LoRA adapters take.",
+)
+ADAPTERS_MEMORY_BYTES = Metric(
+    "phasescope_adapters_memory_bytes",
+    Kind.GAUGE,
+    "Bytes of device memory that LoRA adapters may take (--lora-memory).",
+)
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds",
     Kind.COUNTER,
@@ -147,6 +172,21 @@ TOTALS = {
         ),
         ("grammars_refused", "grammars_refused", "Number of grammars that could not be compiled."),
         (
+            "adapter_loads",
+            "adapter_loads",
+            "Number of times that a LoRA adapter was placed on the device.",
+        ),
+        (
+            "adapter_evictions",
+            "adapter_evictions",
+            "Number of times that a LoRA adapter made room for another one.",
+        ),
+        (
+            "adapter_failures",
+            "adapter_failures",
+            "Number of times that a LoRA adapter could not be loaded.",
+        ),
+        (
             "outputs_valid",
             "outputs_valid",
             "Number of constrained outputs that obey their constraint.",
@@ -165,6 +205,26 @@ TOTALS = {
             "reasonings_cut",
             "reasonings_cut",
             "Number of choices whose reasoning was ended by its budget.",
+        ),
+        (
+            "tool_calls_malformed",
+            "tool_calls_malformed",
+            "Number of beginnings of function calls that did not go on as one and became text.",
+        ),
+        (
+            "tool_calls_forgotten",
+            "tool_calls_forgotten",
+            "Number of function calls whose result is not waited for, because too many are.",
+        ),
+        (
+            "tool_results",
+            "tool_results",
+            "Number of results that came back for function calls of this server's answers.",
+        ),
+        (
+            "tool_results_unknown",
+            "tool_results_unknown",
+            "Number of results for function calls that this server does not remember.",
         ),
         (
             "pauses",

@@ -20,12 +20,16 @@ _MEASURE_HELP = {
     Measure.TPOT: "Time per output token in seconds: mean over the tokens after the first.",
     Measure.E2E: "End-to-end latency in seconds: request accepted to last byte sent.",
     Measure.GRAMMAR_COMPILE: "Seconds to compile a grammar, those found in the cache included.",
+    Measure.ADAPTER_LOAD: "Seconds to read the weights of an adapter and place them on the device.",
     Measure.CANCEL_TO_FREE: (
         "Seconds from the detection of a disconnect, delete or timeout to the last block freed."
     ),
     Measure.TOKENIZE: "Seconds from the parsed body to the encoded prompt.",
     Measure.DELIVER: "Seconds from the last token detokenized to the last byte sent.",
     Measure.MASK: "Seconds to compute the token masks of the constrained rows of one step.",
+    Measure.TOOL_PARSE: "Seconds to read function calls out of the text of one answer.",
+    Measure.TOOL_CHECK: "Seconds to check the function calls of one answer, after it was sent.",
+    Measure.TOOL: "Seconds from an answer with function calls to the request with their results.",
 }
 
 CLASS_LABELS = ("slo_class", "prompt", "cache", "tenant")

@@ -28,6 +28,8 @@ NOT_RUN = {
     "kill -9 PID": "it ends the engine that all these commands share",
     "renice -n 19 -p PID": "PID is another process of the machine",
     "systemctl set-property --runtime UNIT CPUQuota=": "there is no unit to change",
+    "curl -X POST URL/v1/unload_lora_adapter -H 'content-type: application/json' "
+    '-d \'{"lora_name": "NAME"}\'': "there is no adapter",
     "kubectl rollout undo deployment/phasescope": "there is no cluster",
 }
 _LIVE_NAMES = re.compile(r"\b(CULPRIT|REQUEST|VICTIM)\b")

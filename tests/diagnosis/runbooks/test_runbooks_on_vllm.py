@@ -22,7 +22,8 @@ VERSION = "0.32"
 METRICS = {
     "vllm:admission_rejections", "vllm:estimated_read_bytes_per_gpu_total",
     "vllm:generation_tokens", "vllm:inter_token_latency_seconds", "vllm:iteration_tokens_total",
-    "vllm:kv_cache_usage_perc", "vllm:num_preemptions", "vllm:num_requests_running",
+    "vllm:kv_cache_usage_perc", "vllm:lora_requests_info", "vllm:num_preemptions",
+    "vllm:num_requests_running",
     "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason",
     "vllm:prefix_cache_hits", "vllm:prefix_cache_queries", "vllm:request_num_preemptions",
     "vllm:request_params_n", "vllm:request_prefill_kv_computed_tokens",
@@ -35,14 +36,16 @@ FLAGS = {
     "--enable-prompt-tokens-details", "--enable-scale-out", "--gpu-memory-utilization",
     "--kv-cache-dtype", "--kv-cache-memory-bytes", "--kv-cache-metrics",
     "--kv-offloading-size", "--load-format", "--long-prefill-token-threshold",
-    "--max-logprobs", "--max-model-len", "--max-num-active-seqs", "--max-num-batched-tokens",
+    "--max-cpu-loras", "--max-logprobs", "--max-loras", "--max-model-len",
+    "--max-num-active-seqs", "--max-num-batched-tokens",
     "--max-num-queued-reqs", "--max-num-queued-tokens", "--max-num-seqs",
     "--no-enable-prefix-caching", "--numa-bind",
     "--otlp-traces-endpoint", "--renderer-num-workers", "--scheduling-policy",
     "--stream-interval", "--structured-outputs-config", "--watermark",
 }  # fmt: skip
 VARIABLES = {
-    "PROMETHEUS_MULTIPROC_DIR", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENGINE_READY_TIMEOUT_S",
+    "PROMETHEUS_MULTIPROC_DIR", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENGINE_READY_TIMEOUT_S",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_GC_DEBUG", "VLLM_SERVER_DEV_MODE",
     "VLLM_XGRAMMAR_CACHE_MB",
 }  # fmt: skip

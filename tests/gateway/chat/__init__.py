@@ -1,1 +1,1 @@
-"""Fields, bodies and routes that other clients and routers count on."""
+"""Chats and responses: what reaches the template, reasoning, typed items."""

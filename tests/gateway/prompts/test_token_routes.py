@@ -16,17 +16,19 @@ from service.gateway.ingest.prompting import BodyReader, PackedError
 from service.gateway.ingest.token_bodies import DetokenizeBody, TokenizeBody
 from service.gateway.ingest.token_reader import TokenReader, TokenTask
 from service.text.tokenizer import load_tokenizer
+from service.text.tools.dialect import tool_dialect
 from telemetry.facts.clock import MonotonicClock
 from tests.support.capped_types import uncapped
 from tests.support.servers.server import Server
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 TOKENIZER = load_tokenizer(MODEL)
+DIALECT = tool_dialect(TOKENIZER.chat_template)
 CONTEXT_TOKENS = 2048
 
 
 def ask(task: TokenTask, **fields: Any) -> Any:
-    answer = TokenReader(TOKENIZER, MODEL.name).read(
+    answer = TokenReader(TOKENIZER, MODEL.name, DIALECT).read(
         task, json.dumps(fields).encode(), CONTEXT_TOKENS
     )
     return answer if isinstance(answer, PackedError) else json.loads(answer)
@@ -55,6 +57,8 @@ def test_an_empty_text_has_no_tokens_and_no_tokens_have_no_text() -> None:
          "prompt"),
         (TokenTask.TOKENIZE, {"prompt": "a", "add_generation_prompt": True},
          "add_generation_prompt"),
+        (TokenTask.TOKENIZE, {"prompt": "a", "continue_final_message": True},
+         "continue_final_message"),
         (TokenTask.TOKENIZE, {"prompt": "a", "colour": 1}, "colour"),
         (TokenTask.TOKENIZE, {"prompt": "a", "model": "other"}, "model"),
         (TokenTask.TOKENIZE, {"prompt": 3}, "prompt"),
@@ -93,7 +97,8 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
         finally:
             await running.close()
 
-    here = TokenReader(TOKENIZER, MODEL.name).read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+    in_place = TokenReader(TOKENIZER, MODEL.name, DIALECT)
+    here = in_place.read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
 
     assert asyncio.run(scenario()) == here
 
@@ -105,6 +110,11 @@ def test_the_server_counts_the_tokens_that_a_completion_is_charged(server: Serve
     charged = server.client.post("/v1/chat/completions", json=body).json()
     text = server.client.post("/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
 
+    open_end = {"messages": messages, "add_generation_prompt": False}
+    shorter = server.client.post("/tokenize", json=open_end).json()
+
+    assert shorter["tokens"] == counted["tokens"][: shorter["count"]]
+    assert shorter["count"] < counted["count"]
     assert counted["count"] == charged["usage"]["prompt_tokens"]
     assert "capital of France?" in text
     assert text.endswith("<|im_start|>assistant\n")

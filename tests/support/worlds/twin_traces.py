@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.twins.simulated_run import REFERENCE, START_NS, Span
 from lab.twins.twin import Twin
+from telemetry.facts.adapter_records import AdapterEvicted
 from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineStarted,
@@ -148,6 +149,8 @@ TRACES: dict[tuple[str, str], Callable[[Twin], bool]] = {
     ("grammar_cost", "dear_masks"): lambda one: (
         share_of_steps(one.facts, fault(one), lambda step: step.mask_ns) > 0.15
     ),
+    ("adapter_churn", "many"): lambda one: len(of(one.facts, AdapterEvicted)) > 20,
+    ("adapter_churn", "memory"): lambda one: len(of(one.facts, AdapterEvicted)) > 20,
     ("invalid_output", "template"): lambda one: (
         sum(fact.output_valid is False for fact in of(one.facts, RequestEnded)) > 5
     ),

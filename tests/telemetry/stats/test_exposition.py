@@ -172,6 +172,14 @@ def test_vllms_names_are_exposed_when_switched_on() -> None:
     assert one(found["vllm:inter_token_latency_seconds"], "_count") == 5
 
 
+def test_the_sizes_of_the_cache_are_labels_once_an_engine_has_told_them() -> None:
+    """As the inference extension of the gateway API reads them of vLLM."""
+    told = text(MetricsWorld().feed([engine_started()]))["vllm:cache_config_info"]
+
+    assert "vllm:cache_config_info" not in text(MetricsWorld())
+    assert one(told, block_size="16", num_gpu_blocks="10") == 1
+
+
 def test_labels_are_escaped_in_each_format() -> None:
     """A hostile tenant cannot break a line."""
     world = lived()

@@ -1,0 +1,49 @@
+"""What the waits of queued sequences are derived from: the head of the queue over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from telemetry.facts.reasons import WaitReason
+from telemetry.requests.phases import WaitSpan
+
+_SAME_WAIT_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """From `since_ns` on `seq_id` was the head of the queue, blocked by `reason`, and the tenants
+    in `capped` were at their limit."""
+
+    since_ns: int
+    seq_id: int | None
+    reason: WaitReason | None
+    capped: frozenset[str] = frozenset()
+
+    def same_as(self, other: Head) -> bool:
+        return (self.seq_id, self.reason, self.capped) == (
+            other.seq_id,
+            other.reason,
+            other.capped,
+        )
+
+
+def wait_under(seq_id: int, tenant: str, head: Head, begin_ns: int, end_ns: int) -> WaitSpan | None:
+    """The wait of one sequence under one state of the head; None if nothing blocked it."""
+    if tenant in head.capped:
+        return WaitSpan(WaitReason.POLICY, None, begin_ns, end_ns)
+    if head.reason is None:
+        return None
+    if head.seq_id == seq_id:
+        return WaitSpan(head.reason, None, begin_ns, end_ns)
+    return WaitSpan(WaitReason.HEAD_OF_LINE, head.seq_id, begin_ns, end_ns, head.reason)
+
+
+def extend(waits: list[WaitSpan], wait: WaitSpan) -> None:
+    """Append the wait, or extend the last span if it continues that one."""
+    if waits and (waits[-1].reason, waits[-1].holder_seq_id) == (wait.reason, wait.holder_seq_id):
+        last = waits[-1]
+        if wait.start_ns - last.end_ns < _SAME_WAIT_NS:
+            waits[-1] = WaitSpan(last.reason, last.holder_seq_id, last.start_ns, wait.end_ns)
+            return
+    waits.append(wait)

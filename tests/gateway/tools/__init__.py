@@ -1,0 +1,1 @@
+"""Fields, bodies and routes that other clients and routers count on."""
