@@ -53,7 +53,8 @@ class _State(Enum):
 
 
 class ToolParser:
-    """Reads one choice. `malformed` counts beginnings of calls that did not go on as one."""
+    """Reads one choice. `malformed` counts beginnings of calls that did not go on as one, or were
+    cut before their arguments."""
 
     def __init__(self, form: ToolFormat, names: Collection[str], new_id: Callable[[], str]) -> None:
         """`names` are the functions that may be called, `new_id` makes ids of calls."""
@@ -77,11 +78,12 @@ class ToolParser:
         return found
 
     def finish(self) -> str:
-        """The output has ended: the text that was held back."""
+        """The output has ended: the text that was held back. The beginning of a call that was cut
+        before its arguments is no text either."""
         held, self._held = self._held, ""
         if self._state is _State.HEAD:
             self.malformed += 1
-            return self._lead + held
+            return ""
         if self._state is _State.TAIL:
             return held.removeprefix(self._form.tail + self._form.close).strip()
         return held

@@ -95,6 +95,19 @@ def test_what_only_begins_like_a_call_is_text_and_is_counted(form: ToolFormat) -
     assert parser.malformed == 1
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name.value)
+def test_a_call_that_is_cut_before_its_arguments_is_neither_call_nor_text(
+    form: ToolFormat,
+) -> None:
+    """As when max_tokens ends an answer of several calls."""
+    name = CALLS[0].name
+    one = form.write(CALLS[:1])
+    text, parser, _ = read(form, [one[: one.index(name) + 1]])
+
+    assert text == ""
+    assert parser.malformed == 1
+
+
 def test_a_function_that_is_not_offered_is_no_call() -> None:
     form = FORMATS[ToolFormatName.HERMES]
     said = form.write([WrittenCall("", "delete_all", "{}")])
