@@ -134,7 +134,7 @@ class SharesWithEverybody(Scheduler):
         super().__init__(limits)
         prefix = self.prefix
         root = prefix.root("")
-        prefix.root = lambda namespace: root  # type: ignore[method-assign]
+        prefix.root = lambda namespace, adapter=0: root  # type: ignore[method-assign]
 
 
 class SwapsTokens(Scheduler):
