@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-attach test-clients lint types contracts unit sim bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast test-slow test-attach test-clients lint types contracts unit sim bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,9 +31,12 @@ test-fast: $(VENV)/.dev ## The tests that start no server and compute little, in
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not server and not long"
 
 unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes; what fails is run once more, alone
-	$(BIN)/python -m pytest -n 2 --dist loadfile || { [ $$? -eq 1 ] && \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" || { [ $$? -eq 1 ] && \
 	echo "Run again, alone. A test that passes now has raced with the load of the machine: mend it." && \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+
+test-slow: $(VENV)/.dev ## The tests that take more than ten seconds each, which `make test` leaves out
+	$(BIN)/python -m pytest -n 2 -m slow
 
 sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
 	$(BIN)/phasescope drill --sim chaos --count 10000

@@ -15,6 +15,24 @@ import pytest
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
 
+SLOW = (
+    "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up",
+    "test_cuda_executor.py::test_texts_survive_preemption",
+    "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[2]",
+    "test_cuda_executor.py::test_drawn_tokens_are_those_of_the_torch_executor[2]",
+    "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch_executor_reads[2]",
+    "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels[fp8]",
+    "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels[int8]",
+    "test_triton.py::test_single_queries_in_any_number_of_parts_attend_as_torch_does",
+    "test_autopilot_flown.py::test_a_wrong_limit_is_found_set_measured_and_kept[tenant_max_seqs]",
+    "test_sensitivity.py::test_verdicts_over_a_shared_fold_are_those_of_a_diagnoser_alone",
+    "test_sensitivity.py::test_changes_take_part_where_their_numbers_are_used",
+    "test_settings_search.py::test_a_forecast_agrees_with_a_rerun[overload]",
+    "test_settings_search.py::test_a_cap_for_tenants_is_what_helps_against_a_flood",
+)
+"""Tests of more than ten seconds each whose subject quicker tests have too. `make test` leaves them
+out, to stay below its time on two cores; `make test-slow` runs them."""
+
 STARTS_SERVERS = {"server", "shared_server", "default_model"}
 SERVER_MODULES = ("tests.support.servers.server", "benchmarks.starter", "lab.drills.servers")
 
@@ -25,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses = {getattr(value, "__module__", None) for value in vars(item.module).values()}
         if STARTS_SERVERS & set(item.fixturenames) or uses & set(SERVER_MODULES):
             item.add_marker("server")
+        if any(name in item.nodeid for name in SLOW):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ process. The main process starts it and ends it (`service.composition.clients.ga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ from telemetry.metrics.connections import ConnectionCounts
 from telemetry.metrics.ingest_counts import IngestCounts
 
 _PAUSES = 1024  # facts that wait to be sent
+_ENGINE_S = 1.0  # a process that replaces another takes no connection before it has an engine
 
 
 def run_gateway_process(
@@ -129,6 +131,9 @@ class _GatewayProcess:
             asyncio.create_task(engine.run(launch.engine_path), name="engine link"),
             asyncio.create_task(out.beat(), name="facts"),
         ]
+        with contextlib.suppress(TimeoutError):  # an engine that loads is said to be not ready
+            async with asyncio.timeout(_ENGINE_S):
+                await engine.wait_ready()
         self._watch_pauses()
         settle_collector()
         state.ingest.warm_up()

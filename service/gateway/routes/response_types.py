@@ -97,19 +97,19 @@ class PromptLogprob(Struct, kw_only=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CalledFunction(Struct, kw_only=True):
+class AnsweredFunction(Struct, kw_only=True):
     """The name of a function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Struct, kw_only=True):
+class AnsweredCall(Struct, kw_only=True):
     """A call; its result goes into a message of the role `tool` with its id."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: AnsweredFunction
 
 
 class AssistantMessage(Struct, kw_only=True):
@@ -118,7 +118,7 @@ class AssistantMessage(Struct, kw_only=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
 
 
