@@ -48,15 +48,15 @@ def _run(resolution: Resolution, config: ServeConfig, say: Callable[[str], None]
 
     if config.console.enabled:
         require_console()
-    model = _find_model(resolution, config.recorder, say)
+    model = find_model(resolution, config.recorder, say)
     engine = msgspec.structs.replace(config.engine, model=model)
     return run_service(msgspec.structs.replace(config, engine=engine), say)
 
 
-def _find_model(
+def find_model(
     resolution: Resolution, recorder: RecorderConfig, say: Callable[[str], None]
 ) -> ModelRef:
-    """The model, downloaded if need be, with the name that clients use. Raises ConfigError, and
+    """The model, downloaded if need be, with what the settings say of it. Raises ConfigError, and
     records that in the journal folder."""
     from service.model_files.model_store import resolve_model
 

@@ -8,6 +8,8 @@ from typing import Any
 from service.config.setting import ConfigError
 from service.config.tree import all_settings, attach_settings
 
+_ALIKE = 0.7  # difflib's ratio from which two keys may be the same one
+
 
 def read_config_file(path: str, where: str) -> dict[str, Any]:
     """The checked values of a file by key. `where` is the flag or the variable that named it.
@@ -36,6 +38,6 @@ def _unknown(key: str, value: Any) -> str:
         return f"[{key}]: no tables; each setting is a key of its own, as in port = 8000"
     from difflib import get_close_matches
 
-    near = get_close_matches(key.replace("-", "_"), all_settings(), 1)
+    near = get_close_matches(key.replace("-", "_"), all_settings(), 1, cutoff=_ALIKE)
     remedy = f"did you mean {near[0]}?" if near else "`phasescope config` lists all keys"
     return f"unknown key {key}; {remedy}"

@@ -14,16 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.cli.main import build_parser
+from service.cli.serve import find_model
 from service.config.hardware import Hardware
 from service.config.resolve import Resolution, Source, resolve
 from service.config.setting import ConfigError, Group, Setting
-from service.config.settings import ModelKind, ModelRef, ServeConfig
+from service.config.settings import ModelKind, ModelRef, RecorderConfig, ServeConfig
 from service.config.sizes import format_bytes, parse_bytes
 from service.config.tree import all_settings, attach_settings
 
 SETTINGS = list(all_settings().values())
 NUMBERS = [one for one in SETTINGS if one.kind in (int, float)]
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="tiny")
+MODEL_SETTINGS = ("model", "served_model_name", "reasoning_format", "tool_format")
+LORA_MEMORY = ("--lora-memory", "1GiB")
+NEEDED = {  # flags without which a setting's other value is refused, by the setting's key
+    "max_num_seqs": ("--max-batched-tokens", "4096"),
+    "max_batched_tokens": ("--max-num-seqs", "1"),
+    "lora": LORA_MEMORY,
+    "lora_root": LORA_MEMORY,
+}
 each = pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.key)
 
 
@@ -54,7 +63,7 @@ def other_value(one: Setting) -> Any:
     if one.kind is bool:
         return not one.default
     if one.is_list:
-        return ("a.example", "b.example")
+        return ("a=a.example", "b=b.example") if one.key == "lora" else ("a.example", "b.example")
     if one.is_size:
         return 3 << 20
     if one.kind is str:
@@ -121,22 +130,34 @@ def test_a_value_is_the_same_by_flag_variable_and_file(one: Setting, tmp_path: P
 
 
 @each
-def test_a_value_reaches_the_struct_that_holds_it(one: Setting) -> None:
+def test_a_value_reaches_the_struct_that_holds_it(
+    one: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Engine and gateway get the given value; nothing is copied by hand in between."""
     value = other_value(one)
-    words = as_arguments(one, value)
-    if one.field == "max_seqs":
-        words += ["--max-batched-tokens", "4096"]
-    if one.field == "max_batched_tokens":
-        words += ["--max-num-seqs", "1"]
+    words = [*as_arguments(one, value), *NEEDED.get(one.key, ())]
+    if one.key == "lora_root":  # has to be there
+        monkeypatch.chdir(tmp_path)
+        Path(value).mkdir(parents=True)
     if one.key in ("ssl_certfile", "ssl_keyfile", "tenant_keys", "cors_origins"):
         with pytest.raises(ConfigError, match=one.details.flag):
             resolved(tuple(words)).config(MODEL)
         return
-    if one.key in ("model", "served_model_name"):
-        return  # the model is made of them
+    if one.key in MODEL_SETTINGS:
+        return  # the model is made of them; see below
     config = resolved(tuple(words)).config(MODEL)
     assert value in [getattr(part, one.field) for part in parts(config) if type(part) is one.owner]
+
+
+@pytest.mark.parametrize("key", MODEL_SETTINGS[1:])
+def test_the_model_is_made_of_its_settings(key: str) -> None:
+    """Name and formats reach the model that is served."""
+    one = all_settings()[key]
+    value = other_value(one)
+    found = resolved(("--model", "dummy:tiny", *as_arguments(one, value)))
+    model = find_model(found, RecorderConfig(), lambda line: None)
+    field = "name" if key == "served_model_name" else key
+    assert (model.path, getattr(model, field)) == ("tiny", value)
 
 
 def parts(config: ServeConfig) -> list[msgspec.Struct]:

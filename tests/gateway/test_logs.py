@@ -105,6 +105,7 @@ def fail_a_request() -> tuple[RequestAccepted, RequestEnded]:
         clock=ManualClock(1),
         config=GatewayConfig(),
         drain=SimpleNamespace(active=False),
+        number=0,
     )
     scope = {
         "type": "http",
