@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from diagnosis.root_cause.whatif import identities_of
 from service.device.spec import DUMMY_SHAPES
 from telemetry.facts.adapter_records import AdapterFact
 from tests.support.models.adapters import adapter_tensors, write_adapter
-from tests.support.servers.server import Server, eventually
+from tests.support.servers.server import Server, eventually, sse_events
 
 COUNT = 16
 NAMES = [f"writer-{number}" for number in range(COUNT)]
@@ -179,11 +180,105 @@ def test_adapters_are_for_the_holder_of_the_debug_key(server: Server) -> None:
         assert answer.status_code == 401
 
 
+class Stream:
+    """A stream with an adapter, held in its middle: its engine is stopped."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.texts: list[str] = []
+        self.error = ""
+        self._server, self._name = server, name
+        self._engine = server.snapshot()["engine_pid"]
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        assert self._has_begun.wait(60)
+        os.kill(self._engine, signal.SIGSTOP)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def is_held(self) -> bool:
+        """Whether the engine was stopped before it had ended."""
+        held: bool = self._server.snapshot()["running"] == 1
+        return held
+
+    def finish(self) -> None:
+        """Let it go on to its end."""
+        self.resume()
+        self._thread.join(60)
+
+    def resume(self) -> None:
+        os.kill(self._engine, signal.SIGCONT)
+
+    def _read(self) -> None:
+        body = {
+            "model": self._name, "prompt": PROMPT, "max_tokens": LONG, "temperature": 0,
+            "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        url = f"{self._server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=120) as answer:
+            for line in answer.iter_lines():
+                for event in sse_events([line]):
+                    self._take(event)
+
+    def _take(self, event: Any) -> None:
+        if event == "[DONE]":
+            return
+        if "error" in event:
+            self.error = event["error"]["code"]
+        else:
+            self.texts.append(event["choices"][0]["text"])
+            self._has_begun.set()
+
+
+def held_stream(server: Server, name: str) -> Stream:
+    for _ in range(20):
+        stream = Stream(server, name)
+        if stream.is_held():
+            return stream
+        stream.finish()
+    raise AssertionError("no stream could be held")
+
+
 @pytest.fixture
 def guest(server: Server) -> Iterator[str]:
     assert load(server, "guest", NAMES[5]).status_code == 200
     yield "guest"
     unload(server, "guest", mode="force")
+
+
+def test_an_unload_during_use_is_refused_or_waits_and_the_text_stays_whole(
+    server: Server, guest: str
+) -> None:
+    whole = asked(server, NAMES[5], max_tokens=LONG).json()["choices"][0]["text"]
+    stream = held_stream(server, guest)
+    with ThreadPoolExecutor(2) as pool:
+        refused = pool.submit(unload, server, guest, mode="refuse")
+        waiting = pool.submit(unload, server, guest, mode="wait", timeout=50)
+        eventually(lambda: refused.running() and waiting.running(), "both to be sent")
+        stream.resume()
+        answers = refused.result().status_code, waiting.result().status_code
+    stream.finish()
+
+    assert answers in ((409, 200), (404, 200))  # 404: the other one came first
+    assert (stream.text, stream.error) == (whole, "")
+    assert guest not in names_of(server)
+
+
+def test_an_unload_by_force_ends_what_uses_the_adapter_with_a_typed_error(
+    server: Server, guest: str
+) -> None:
+    stream = held_stream(server, guest)
+    with ThreadPoolExecutor(1) as pool:
+        forced = pool.submit(unload, server, guest, mode="force")
+        eventually(forced.running, "the command to be sent")
+        stream.resume()
+        assert forced.result().status_code == 200
+    stream.finish()
+
+    assert stream.error == "adapter_unloaded"
+    eventually(server.is_empty, "an empty engine")
 
 
 def test_the_journal_has_the_story_of_the_adapters_and_replays_exactly(server: Server) -> None:
