@@ -25,6 +25,9 @@ OUTPUT_TOKENS = 16
 LONG_TOKENS = 1000
 FORCED_TOKENS = 256
 NEAR_TIE = 0.01
+# Kept Q8_0 weights are multiplied by rows of 14-bit integers, so scores differ from float32's: by
+# 0.001 on average, and by 0.011 at most, in the 730 positions here; 0.00004 with --weights float.
+SCORE_ERROR = 0.02
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
@@ -184,5 +187,5 @@ def test_scores_of_prompts_are_the_log_softmax_of_the_reference(
             logits = reference(input_ids=torch.tensor([prompt])).logits[0, :-1]
         wanted = torch.log_softmax(logits, dim=-1)
         own = wanted[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:], dtype=torch.int64)]
-        assert list(ours) == pytest.approx(own.tolist(), abs=NEAR_TIE)
-        assert list(likeliest) == pytest.approx(wanted.amax(dim=-1).tolist(), abs=NEAR_TIE)
+        assert list(ours) == pytest.approx(own.tolist(), abs=SCORE_ERROR)
+        assert list(likeliest) == pytest.approx(wanted.amax(dim=-1).tolist(), abs=SCORE_ERROR)

@@ -93,6 +93,7 @@ def test_metrics_count_what_both_have_served(pair: Server) -> None:
     assert finished() - before == REQUESTS
     text = pair.client.get("/metrics").text
     assert "phasescope_gateway_processes 2" in text
+    assert "# TYPE phasescope_gateway_processes_ended" in text
     assert "phasescope_facts_before_causes_total 0" in text
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server, eventually
@@ -41,6 +42,13 @@ def asked(**fields: Any) -> dict[str, Any]:
         "temperature": 0.5, "seed": 4, "parallel_tool_calls": False, **fields,
     }  # fmt: skip
     return given
+
+
+def counted_results(server: Server) -> float:
+    """Of all tests that share the server."""
+    families = text_string_to_metric_families(server.client.get("/metrics").text)
+    (found,) = (one for one in families if one.name == "phasescope_tool_results")
+    return sum(sample.value for sample in found.samples if sample.name.endswith("_total"))
 
 
 def check(call: Any) -> None:
@@ -149,6 +157,7 @@ def test_the_time_until_a_result_comes_is_a_tool_span(
     server: Server, client: openai.OpenAI, receiver: OtlpReceiver
 ) -> None:
     """In the trace of the request that brings it, linked to the one that called. Ids work once."""
+    before = counted_results(server)
     raw = client.chat.completions.with_raw_response.create(**asked(tool_choice="required"))
     message = raw.parse().choices[0].message
     caller = server.facts_of(raw.headers["x-request-id"])
@@ -176,7 +185,7 @@ def test_the_time_until_a_result_comes_is_a_tool_span(
     assert second["tool_results"] == {"unknown": 1, "calls": []}
     assert span.links[0].trace_id.hex() == caller["trace_id"]
     assert span.end_time_unix_nano - span.start_time_unix_nano == found["waited_ns"]
+    assert counted_results(server) == before + 1
     metrics = server.client.get("/metrics").text
-    assert "phasescope_tool_results_total 1" in metrics
     assert 'phasescope_tool_calls_total{outcome="valid"}' in metrics
     assert "get_weather" not in metrics
