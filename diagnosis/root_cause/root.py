@@ -47,6 +47,7 @@ REMEDIES = {
     Cause.OUTPUTS: "bound max_tokens, or give long answers a class of their own",
     Cause.CHUNKS: "turn chunked prefill on (leave --no-chunked-prefill out)",
     Cause.KV: "give the cache more memory (--kv-memory), or run fewer sequences",
+    Cause.ADAPTERS: "give adapters more memory (--lora-memory, --max-loras), or serve fewer",
     Cause.SLOTS: "lower --max-num-seqs to what it was",
     Cause.BUDGET: "raise --max-batched-tokens to what it was",
     Cause.STALLS: "find what stops the engine's process: phasescope diagnose names pauses it saw",

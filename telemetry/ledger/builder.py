@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from telemetry.facts.adapter_records import AdapterLoaded
 from telemetry.facts.engine_records import (
     EngineStarted,
     Row,
@@ -82,6 +83,8 @@ class LedgerBuilder:
                 self._pauses = replace(self._pauses, explain_forward=not fact.is_attached)
             case HostPaused(process=HostProcess.GATEWAY) if self._is_attached:
                 pass  # of the process that observes, and not of the engine's front end
+            case AdapterLoaded():
+                self._pauses.placed(fact.at_ns, fact.place_ns)
             case HostPaused():
                 self._pauses.of(fact.process).append(pause_of(fact))
             case _:

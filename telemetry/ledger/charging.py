@@ -29,14 +29,26 @@ _PAUSES_KEPT = 4096
 class Pauses:
     """The last _PAUSES_KEPT pauses of each process, in the order of their ends. Those of the engine
     explain slow forward passes where these run in the process that is watched; the workers of an
-    attached engine are processes of their own."""
+    attached engine are processes of their own. `placing` are the spans in which the engine's loop
+    put the weights of an adapter on the device, apart and in order."""
 
     explain_forward: bool = True
     engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
     gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+    placing: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
 
     def of(self, process: HostProcess) -> deque[Pause]:
         return self.engine if process is HostProcess.ENGINE else self.gateway
+
+    def placed(self, at_ns: int, place_ns: int) -> None:
+        """An adapter was placed. Those that are placed one after the other are told together, at
+        the end of the last, and so have one span."""
+        begin_ns = at_ns - place_ns
+        while self.placing and self.placing[-1][1] > begin_ns:
+            since_ns, until_ns = self.placing.pop()
+            begin_ns -= until_ns - since_ns
+        if begin_ns < at_ns:
+            self.placing.append((begin_ns, at_ns))
 
 
 class Charger:
@@ -199,15 +211,42 @@ class Charger:
 
     def _pause(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """Move what the engine's pauses cover to HOST_STALL: of gaps, host work and sampling all,
-        of the forward pass at most the step's slow share."""
+        of the forward pass at most the step's slow share. Before that, gaps in which an adapter was
+        placed go to ADAPTER: nothing else runs meanwhile."""
+        for since_ns, until_ns in reversed(self._pauses.placing):
+            if until_ns <= begin_ns:
+                break
+            self._charge_placing(state, reason, max(begin_ns, since_ns), min(end_ns, until_ns))
         for pause, since_ns, until_ns in _overlaps(self._pauses.engine, begin_ns, end_ns):
             self._charge_pause(state, reason, since_ns, until_ns, pause.cause.value)
+
+    def _charge_placing(self, state: State, reason: str, since_ns: int, until_ns: int) -> None:
+        if since_ns >= until_ns:
+            return
+        gap_ns, *_ = self._loose(since_ns, until_ns)
+        for part in (Part.UNATTRIBUTED, Part.GAP):
+            taken_ns = min(self.book[state, reason, part, None], gap_ns)
+            if taken_ns > 0:
+                self.book[state, reason, part, None] -= taken_ns
+                self.book[state, reason, Part.ADAPTER, None] += taken_ns
+                gap_ns -= taken_ns
 
     def _charge_pause(
         self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
     ) -> None:
         """All steps together: what is taken of a part is the same as step by step, since nothing
         else changes it meanwhile."""
+        gap_ns, host_ns, slow_ns, sample_ns = self._loose(since_ns, until_ns)
+        if not self._pauses.explain_forward:
+            slow_ns = 0
+        self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), gap_ns, cause)
+        self._move_to_stall(state, reason, (Part.HOST,), host_ns, cause)
+        self._move_to_stall(state, reason, (Part.SLOW_STEP,), slow_ns, cause)
+        self._move_to_stall(state, reason, (Part.SAMPLE,), sample_ns, cause)
+
+    def _loose(self, since_ns: int, until_ns: int) -> tuple[int, int, int, int]:
+        """The time in [since, until) that a pause may explain: of gaps, of host work, of what was
+        slow, and of sampling."""
         tape, left_ns = self._tape, until_ns - since_ns
         first, stop = tape.overlapping(since_ns, until_ns)
         cut = [i for i in (first, stop - 1) if first < stop and self._cut(i, since_ns, until_ns)]
@@ -228,12 +267,7 @@ class Charger:
             host_ns += start_ns + end_ns
             slow_ns += min(forward_ns, tape.sum(Share.SLOW, index, index + 1))
             sample_ns += sampling_ns
-        if not self._pauses.explain_forward:
-            slow_ns = 0
-        self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), gap_ns + left_ns, cause)
-        self._move_to_stall(state, reason, (Part.HOST,), host_ns, cause)
-        self._move_to_stall(state, reason, (Part.SLOW_STEP,), slow_ns, cause)
-        self._move_to_stall(state, reason, (Part.SAMPLE,), sample_ns, cause)
+        return gap_ns + left_ns, host_ns, slow_ns, sample_ns
 
     def _covered(self, index: int, begin_ns: int, end_ns: int) -> list[int]:
         """How much of [begin, end) lies before the step, and in each of its parts in order."""

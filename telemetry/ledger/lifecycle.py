@@ -85,7 +85,8 @@ def charge_engine(
     """Charge [begin, end) of a sequence in the engine: steps with a row of it, and the time between
     them."""
     at_ns = begin_ns
-    for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns):
+    resumed_ns = [w.end_ns for w in sequence.waits if w.reason is WaitReason.CLIENT_PAUSE]
+    for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns, resumed_ns):
         begun_ns = max(at_ns, min(begun_ns, start_ns))
         _charge_waits(charger, sequence, at_ns, begun_ns)
         charger.shared(
@@ -99,20 +100,28 @@ def charge_engine(
         _charge_waits(charger, sequence, at_ns, end_ns)
 
 
-def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
+def _runs(
+    track: Track, tape: Tape, begin_ns: int, end_ns: int, resumed_ns: Sequence[int]
+) -> list[tuple[int, int, int]]:
     """Runs of successive steps with a row, within [begin, end). Of each: when its first step began,
-    when the body of that step starts, and when the body of its last step ends."""
+    when the body of that step starts, and when the body of its last step ends. A new one starts
+    where the client reads again, for the engine may have had no step meanwhile."""
     first, stop = tape.overlapping(begin_ns, end_ns)
     steps = track.steps
     place, end = bisect_left(steps, first), bisect_left(steps, stop)
     if 0 < place < end and first > tape.first and steps[place - 1] == steps[place] - 1:
         place -= 1  # the gap before a step belongs to the run that the step continues
     runs: list[tuple[int, int, int]] = []
-    while place < end:
-        last = _last_of_run(steps, place, end)
-        start_ns = tape.stamp(steps[place], At.START)
-        runs.append((tape.stamp(steps[place], At.BEGUN), start_ns, tape.stamp(steps[last], At.END)))
-        place = last + 1
+    borders = sorted(
+        bisect_left(steps, at_ns, place, end, key=lambda step: tape.stamp(step, At.START))
+        for at_ns in resumed_ns
+    )
+    for border in (*borders, end):
+        while place < border:
+            last = _last_of_run(steps, place, border)
+            begun_ns, start_ns = (tape.stamp(steps[place], at) for at in (At.BEGUN, At.START))
+            runs.append((begun_ns, start_ns, tape.stamp(steps[last], At.END)))
+            place = last + 1
     cut = ((begun_ns, max(a, begin_ns), min(b, end_ns)) for begun_ns, a, b in runs)
     return [run for run in cut if run[1] < run[2]]
 

@@ -57,7 +57,7 @@ class Part(StrEnum):
     GAP = "gap"
     HOST_STALL = "host_stall"  # a pause of the engine or the gateway whose cause is known
     GRAMMAR = "grammar"
-    ADAPTER = "adapter"  # the weights of its adapter were loaded
+    ADAPTER = "adapter"  # its adapter was loaded, or the loop placed one, whoever asked for it
     REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
     CLIENT = "client"
     LOST_STEP = "lost_step"  # in flight when the engine died

@@ -35,7 +35,8 @@ class Sequence:
     """A live sequence.
 
     `blocked_since` (reason, ns) is set while its own grammar, adapter or client blocks it, and
-    `waiting_since_ns` while it is queued and not blocked. `is_lost`: it has ended and its terminal
+    `waiting_since_ns` while it is queued and not blocked. `is_paused`: its client does not read,
+    which counts where nothing else blocks it. `is_lost`: it has ended and its terminal
     fact was lost. `has_gap`: facts were lost since its last token.
     """
 
@@ -56,6 +57,7 @@ class Sequence:
     waiting_since_ns: int | None = None
     blocked_since: tuple[WaitReason, int] | None = None
     awaits_adapter: bool = False
+    is_paused: bool = False
     preempted_at: tuple[int, int] | None = None
     workload: WorkloadClass | None = None
     is_lost: bool = False
@@ -168,7 +170,10 @@ class SequenceFold:
 
     def paused(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)
-        if sequence is None or sequence.blocked_since is not None:
+        if sequence is None:
+            return
+        sequence.is_paused = True
+        if sequence.blocked_since is not None:
             return
         if sequence.waiting_since_ns is not None:
             self._close_wait(sequence, at_ns)
@@ -176,7 +181,11 @@ class SequenceFold:
 
     def resumed(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)
-        if sequence is not None:
+        if sequence is None:
+            return
+        sequence.is_paused = False
+        since = sequence.blocked_since
+        if since is not None and since[0] is WaitReason.CLIENT_PAUSE:
             self._unblock(sequence, at_ns)
 
     def step(self, step: StepRecorded) -> None:
@@ -222,7 +231,9 @@ class SequenceFold:
         sequence.blocked_since = None
         if at_ns > since_ns:
             sequence.waits.append(WaitSpan(reason, None, since_ns, at_ns))
-        if sequence.in_queue and sequence.awaits_adapter:
+        if sequence.is_paused:
+            sequence.blocked_since = (WaitReason.CLIENT_PAUSE, at_ns)
+        elif sequence.in_queue and sequence.awaits_adapter:
             sequence.blocked_since = (WaitReason.ADAPTER, at_ns)
         elif sequence.in_queue:
             sequence.waiting_since_ns = at_ns

@@ -60,7 +60,7 @@ def test_every_measurement_that_rules_may_name_is_taken_somewhere() -> None:
     ones += [
         twin(name, TWINS[name][0])
         for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
-                     "budget_too_small", "throttled")
+                     "budget_too_small", "throttled", "adapter_churn")
     ]  # fmt: skip
     for one in ones:
         for charged in blames(one):

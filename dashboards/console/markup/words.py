@@ -22,7 +22,7 @@ _PARTS = {
     Part.HOST_STALL: "a pause of the process",
     Part.CLIENT: "its client, who did not read",
     Part.LOST_STEP: "a step that was lost with the engine",
-    Part.ADAPTER: "its adapter, which was loaded",
+    Part.ADAPTER: "an adapter, which was loaded",
     Part.REMOTE_KV: "blocks that came from elsewhere",
     Part.NOT_OBSERVED: "what nothing observes",
 }

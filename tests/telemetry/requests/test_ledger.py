@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.adapter_records import AdapterLoaded
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    StepRecorded,
+)
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
 from telemetry.facts.records import EngineDied, Fact, fact_ns
@@ -286,6 +293,49 @@ def test_a_known_pause_gets_the_gap_that_it_caused() -> None:
     assert ledger.residue_ns == 0
     (stall,) = timeline.account.stalls
     assert (stall.part, stall.cause) == (Part.HOST_STALL, "gc")
+
+
+def test_a_gap_in_which_adapters_were_placed_belongs_to_them() -> None:
+    """Also for a request that uses none. Both are told together, at the end of the second."""
+    facts: list[Fact] = [step(0, 3, 20, [prefill(1)]), step(1, 50, 60, [decode(1)])]
+    facts += [
+        AdapterLoaded(50 * MS, 1, number, bytes=1, place_ns=place_ms * MS)
+        for number, place_ms in ((1, 10), (2, 15))
+    ]
+    ends = lifecycle(1, [], 0, 80)
+    ledger = ledgers(run_fold(sorted([*facts, *ends], key=fact_ns))[0])["r1"]
+    assert sum(e.ns for e in entries(ledger, Part.ADAPTER)) == 25 * MS
+    assert ledger.unattributed_ns == (5 - 1) * MS  # what is left of the gap, less a turn-around
+    assert ledger.residue_ns == 0
+
+
+def test_a_client_that_did_not_read_is_charged_where_no_other_step_ran() -> None:
+    facts: list[Fact] = [step(0, 3, 20, [prefill(1)]), step(1, 320, 330, [decode(1)])]
+    facts += [SequencePaused(1, 20 * MS, 1), SequenceResumed(1, 320 * MS, 1)]
+    ledger = ledgers(run_fold(sorted([*facts, *lifecycle(1, [], 0, 400)], key=fact_ns))[0])["r1"]
+    assert sum(e.ns for e in entries(ledger, Part.CLIENT)) == 300 * MS
+
+
+def test_a_client_that_does_not_read_is_waited_for_after_the_grammar() -> None:
+    """The grammar is waited for to its end, also if the client reads again before that."""
+    paused: list[Fact] = [SequencePaused(1, 10 * MS, 0), SequenceResumed(1, 60 * MS, 0)]
+    for compiled_ms, client_ms in ((40, 20), (90, 0)):
+        compiled = GrammarCompiled(
+            1, compiled_ms * MS, 0, compile_ns=MS, cached=False, refused=False
+        )
+        begin_ms = max(compiled_ms, 60)
+        one = step(0, begin_ms, 100, [prefill(1)])
+        ends = lifecycle(1, [], 0, 130)
+        ends = [
+            msgspec.structs.replace(fact, constrained=True)
+            if isinstance(fact, SequenceQueued)
+            else fact
+            for fact in ends
+        ]
+        facts = sorted([*ends, *paused, compiled, one], key=fact_ns)
+        ledger = ledgers(run_fold(facts)[0])["r1"]
+        assert sum(e.ns for e in entries(ledger, Part.GRAMMAR)) == (compiled_ms - 4) * MS
+        assert sum(e.ns for e in entries(ledger, Part.CLIENT)) == client_ms * MS
 
 
 def test_the_recompute_of_a_preempted_request_is_a_part_of_its_own() -> None:
