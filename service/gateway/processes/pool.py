@@ -31,12 +31,20 @@ log = logging.getLogger("phasescope.gateways")
 
 SILENT_NS = 10_000_000_000
 """A process that has sent nothing for so long hangs: forty beats are missing."""
+START_NS = 120_000_000_000
+"""A process that does not take connections after so long hangs in its start."""
 _WATCH_S = 0.5
 _PAUSES_S = (0.25, 0.5, 1, 2, 5, 10, 30)  # before a process is replaced, longer each time
 _STABLE_NS = 60_000_000_000
 _SYNC_S = 0.25
 
 Timings = Callable[[RequestEnded], RequestTimings | None]
+
+
+def is_overdue(is_ready: bool, silent_ns: int) -> bool:
+    """Whether a process that has been silent for so long, since its start or its last message, is
+    to be replaced."""
+    return silent_ns > (SILENT_NS if is_ready else START_NS)
 
 
 class GatewayStartFailed(Exception):
@@ -276,7 +284,7 @@ class GatewayPool:
             self._engine_lane.release()
             now_ns = self._clock.now_ns()
             for peer in self.peers:
-                if peer.is_ready and now_ns - peer.heard_ns > SILENT_NS:
+                if is_overdue(peer.is_ready, now_ns - peer.heard_ns):
                     log.warning("gateway process %d does not respond; it is replaced", peer.space)
                     self.tallies.hung += 1
                     peer.heard_ns = now_ns

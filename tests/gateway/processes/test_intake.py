@@ -13,6 +13,7 @@ import pytest
 from service.gateway.processes import messages
 from service.gateway.processes.intake import PATIENCE_NS, EngineLane, Intake
 from service.gateway.processes.peer import Peer
+from service.gateway.processes.pool import SILENT_NS, START_NS, is_overdue
 from service.gateway.processes.shared_count import SharedCount
 from service.process.heartbeat import shared_file
 from service.process.link import Link
@@ -23,6 +24,13 @@ from telemetry.metrics.ingest_counts import IngestCounts
 from tests.support.worlds.facts import accepted, queued
 
 ENGINE_PID = 77
+
+
+def test_a_process_that_hangs_is_overdue_in_its_start_too() -> None:
+    assert is_overdue(True, SILENT_NS + 1)
+    assert not is_overdue(True, SILENT_NS)
+    assert is_overdue(False, START_NS + 1)
+    assert not is_overdue(False, SILENT_NS + 1)
 
 
 class World:
