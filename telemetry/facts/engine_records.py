@@ -83,7 +83,8 @@ class SequenceQueued(_Fact, frozen=True):
     `received_ns` is when the process of an attached engine received it; None: not known. With
     `prompt_logprobs` its prompt is scored, with that many alternatives a token; with `pooling` it
     is an embedding, pooled so. Neither: None. It computes with `adapter`, 0 for none, and waits for
-    it if it `awaits_adapter`.
+    it if it `awaits_adapter`. KV of its prompt comes from another engine in the transfer
+    `receives_kv`, or goes to one in `sends_kv`; 0: neither.
     """
 
     seq_id: int
@@ -104,6 +105,8 @@ class SequenceQueued(_Fact, frozen=True):
     pooling: str | None = None
     adapter: int = 0
     awaits_adapter: bool = False
+    receives_kv: int = 0
+    sends_kv: int = 0
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -219,9 +222,8 @@ class CacheFlushed(_Fact, frozen=True):
 
 
 class SequenceEnded(_Fact, frozen=True):
-    """The terminal fact of a sequence in the engine; its blocks are free. `blocks` is only in older
-    journals, whose steps have no `blocks_sealed`: the aliases of its full blocks after those of its
-    prompt."""
+    """The terminal fact of a sequence in the engine. `blocks` is only in older journals, whose
+    steps have no `blocks_sealed`: aliases of its full blocks after those of its prompt."""
 
     seq_id: int
     at_ns: int

@@ -1,6 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
-`telemetry.facts.engine_records` and `adapter_records` there, the machine's in
-`telemetry.facts.host_records`.
+`telemetry.facts.engine_records`, `adapter_records` and `kv_transfer_records` there, the machine's
+in `telemetry.facts.host_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -46,6 +46,19 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
+from telemetry.facts.kv_transfer_records import (
+    KvAdmitted,
+    KvChunkPushed,
+    KvHeld,
+    KvLost,
+    KvRefused,
+    KvReleased,
+    KvRequested,
+    KvReserved,
+    KvSealed,
+    KvSplitChosen,
+    KvVerified,
+)
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
@@ -276,6 +289,17 @@ Fact = (
     | RequestsListed
     | SequencesListed
     | AutopilotDecided
+    | KvReserved
+    | KvRefused
+    | KvAdmitted
+    | KvLost
+    | KvHeld
+    | KvReleased
+    | KvRequested
+    | KvChunkPushed
+    | KvSealed
+    | KvVerified
+    | KvSplitChosen
 )
 
 
