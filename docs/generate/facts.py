@@ -15,6 +15,7 @@ from telemetry.facts import (
     autopilot_records,
     engine_records,
     engine_start,
+    fleet_records,
     host_records,
     reasons,
     records,
@@ -41,6 +42,7 @@ _GROUPS = {
     "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
     "Written by the gateway, about calls of functions": tool_records,
+    "Written by the gateway, about engines on other machines": fleet_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
 }
@@ -69,7 +71,7 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records, step_parts, tool_records)
+        for home in (engine_start, engine_records, step_parts, tool_records, fleet_records)
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)

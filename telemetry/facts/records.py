@@ -1,6 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
 `telemetry.facts.engine_records` and `adapter_records` there, the machine's in
-`telemetry.facts.host_records`.
+`telemetry.facts.host_records`, those about other machines in `telemetry.facts.fleet_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -45,6 +45,7 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
@@ -276,6 +277,9 @@ Fact = (
     | RequestsListed
     | SequencesListed
     | AutopilotDecided
+    | SequenceSent
+    | RemoteAccounted
+    | ClockSampled
 )
 
 
