@@ -15,7 +15,9 @@ from telemetry.facts import (
     autopilot_records,
     engine_records,
     engine_start,
+    fleet_records,
     host_records,
+    kv_transfer_records,
     reasons,
     records,
     step_parts,
@@ -41,9 +43,14 @@ _GROUPS = {
     "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
     "Written by the gateway, about calls of functions": tool_records,
+    "Written by the gateway, about engines on other machines": fleet_records,
+    "About KV that goes from one engine to another": kv_transfer_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
 }
+_HOMES = (
+    engine_start, engine_records, step_parts, tool_records, fleet_records, kv_transfer_records
+)  # fmt: skip
 _VALUE = re.compile(r'^    ([A-Z_]+) = "([^"]+)"(?:  # (.+))?$', re.MULTILINE)
 
 
@@ -69,7 +76,7 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records, step_parts, tool_records)
+        for home in _HOMES
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)

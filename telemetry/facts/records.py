@@ -1,6 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
 `telemetry.facts.engine_records`, `adapter_records` and `kv_transfer_records` there, the machine's
-in `telemetry.facts.host_records`.
+in `host_records`, those about other machines in `fleet_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -45,20 +45,9 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.facts.kv_transfer_records import (
-    KvAdmitted,
-    KvChunkPushed,
-    KvHeld,
-    KvLost,
-    KvRefused,
-    KvReleased,
-    KvRequested,
-    KvReserved,
-    KvSealed,
-    KvSplitChosen,
-    KvVerified,
-)
+from telemetry.facts.kv_transfer_records import KvTransferFact
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
@@ -289,17 +278,10 @@ Fact = (
     | RequestsListed
     | SequencesListed
     | AutopilotDecided
-    | KvReserved
-    | KvRefused
-    | KvAdmitted
-    | KvLost
-    | KvHeld
-    | KvReleased
-    | KvRequested
-    | KvChunkPushed
-    | KvSealed
-    | KvVerified
-    | KvSplitChosen
+    | SequenceSent
+    | RemoteAccounted
+    | ClockSampled
+    | KvTransferFact
 )
 
 

@@ -1,4 +1,4 @@
-"""Sets of half-open intervals [begin, end) of whole nanoseconds, as sorted lists without overlap."""
+"""Sets of half-open intervals [begin, end) of nanoseconds, as sorted lists without overlap."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from service.device.cache.kv_cache import Pages
 
 
 class CacheBlocks:
-    """Implements `service.fleet.transfer.transport.BlockMemory` over any cache. A read or a write of
-    a block that nobody computes needs no lock; on CUDA each waits for its own copy."""
+    """Implements `service.fleet.transfer.transport.BlockMemory` over any cache. A read or a write
+    of a block that nobody computes needs no lock; on CUDA each waits for its own copy."""
 
     def __init__(self, cache: Pages) -> None:
         self._storage = cache.storage

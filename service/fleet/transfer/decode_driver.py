@@ -1,8 +1,8 @@
 """Carries out what the decode side wants, beside the loop of its engine.
 
-The engine's thread calls `after_step` with what each iteration gave, and `poll` between them. Blocks
-are compared with their digests by `verify`; the default does it at once, in that thread, which costs
-those that decode there about a millisecond for each megabyte.
+The engine's thread calls `after_step` with what each iteration gave, and `poll` between them.
+Blocks are compared with their digests by `verify`. `verify_now` does it at once, in that thread, so
+that those who decode there wait for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Carries out what the prefill side wants, beside the loop of its engine.
 
-The engine's thread calls `after_step` with what each iteration gave, and `poll` between them. Blocks
-are read, and their digests made, before the next step is planned: nobody else can have them then.
+The engine's thread calls `after_step` with what each iteration gave, and `poll` between them.
+Blocks are read, and their digests made, before the next step is planned: nobody else can have them
+then.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""More than one engine in virtual time."""

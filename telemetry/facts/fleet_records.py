@@ -1,0 +1,76 @@
+"""Facts about engines on other machines, which the gateway writes.
+
+An engine node has a clock of its own. Stamps whose names begin with `node_`, and all of a
+`RemoteAccount`, are of the node's clock; all others are of the gateway's. The two are never
+subtracted from each other in a sum (`telemetry.clocks`). An engine is named by `engine`, its name
+in the membership, and `incarnation`, a number that a node draws at each start of its engine. The
+rules for facts are in `telemetry.facts.records`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from telemetry.facts.base import FactStruct as _Fact
+from telemetry.facts.reasons import EndReason
+
+
+class RemotePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`ns` of a sequence's time at a node. The words are those of a ledger's entry there
+    (`telemetry.requests.account`): `state` is what the sequence was doing, `part` what the time
+    went into, `reason` why. `payer` is another request's id, or a cause."""
+
+    part: str
+    ns: int
+    state: str = "run"
+    reason: str = ""
+    payer: str | None = None
+
+
+class RemoteAccount(msgspec.Struct, frozen=True, array_like=True):
+    """What a node accounts for of one sequence, in its own clock: the `parts` add up to
+    `last_emission_ns - received_ns`. A frame carries it with the end of the sequence.
+
+    `received_ns`: the submit was read; `first_emission_ns` and `last_emission_ns`: the first and
+    the last output was written, the last with this account. None: there was no output before the
+    last."""
+
+    received_ns: int
+    last_emission_ns: int
+    parts: tuple[RemotePart, ...]
+    first_emission_ns: int | None = None
+
+
+class SequenceSent(_Fact, frozen=True):
+    """The sequence was handed to the connection to a node: the first of the four stamps."""
+
+    at_ns: int
+    seq_id: int
+    engine: str
+    incarnation: int
+
+
+class RemoteAccounted(_Fact, frozen=True):
+    """The sequence's last output was read from the node at `at_ns`, and its first at
+    `first_arrived_ns` (None: there was none before). `account` is the node's; None: it came without
+    one. This ends the sequence, for `reason`."""
+
+    at_ns: int
+    seq_id: int
+    engine: str
+    incarnation: int
+    reason: EndReason
+    account: RemoteAccount | None = None
+    first_arrived_ns: int | None = None
+
+
+class ClockSampled(_Fact, frozen=True):
+    """One exchange with a node: a frame was handed over at `sent_ns`, read there at
+    `node_received_ns`, answered at `node_sent_ns`, and the answer read here at `at_ns`."""
+
+    at_ns: int
+    engine: str
+    incarnation: int
+    sent_ns: int
+    node_received_ns: int
+    node_sent_ns: int
