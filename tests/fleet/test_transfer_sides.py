@@ -46,7 +46,8 @@ from service.fleet.transfer.messages import (
     Refused,
     Seal,
 )
-from service.fleet.transfer.prefill_side import PrefillPatience, PrefillSide
+from service.fleet.transfer.prefill_side import PrefillSide
+from service.fleet.transfer.sending import PrefillPatience
 from telemetry.facts.kv_transfer_records import KvFault, RemoteParts
 from telemetry.facts.reasons import EndReason
 

@@ -22,7 +22,8 @@ from service.fleet.transfer.actions import Action, Arrived, Checked, Send, Tell
 from service.fleet.transfer.decode_side import DecodeSide, Receiving
 from service.fleet.transfer.epochs import SeenEpochs
 from service.fleet.transfer.messages import Abort, Fenced, PeerId
-from service.fleet.transfer.prefill_side import PrefillSide, Sending
+from service.fleet.transfer.prefill_side import PrefillSide
+from service.fleet.transfer.sending import Sending
 from telemetry.facts.reasons import EndReason
 
 SEEDS = range(120)

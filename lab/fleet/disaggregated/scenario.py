@@ -10,7 +10,7 @@ from lab.fleet.disaggregated.network import LinkModel
 from lab.simulation.sim_executor import LinearCost
 from service.engine.admission import Limits
 from service.fleet.transfer.decode_side import DecodePatience, DecodeState
-from service.fleet.transfer.prefill_side import PrefillPatience, PrefillState
+from service.fleet.transfer.sending import PrefillPatience, PrefillState
 
 MS = 1_000_000
 SECOND = 1_000 * MS

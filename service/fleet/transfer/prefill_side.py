@@ -16,14 +16,11 @@ Pure: one event in, actions out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from msgspec.structs import replace
 
 from service.engine.inbox import Cancel, ReleaseKv
 from service.engine.kv.blocks import blocks_for
-from service.engine.plan import Sample
 from service.fleet.transfer.actions import (
     Action,
     Arrived,
@@ -56,67 +53,9 @@ from service.fleet.transfer.messages import (
     ToPrefill,
 )
 from service.fleet.transfer.remote_parts import remote_parts
+from service.fleet.transfer.sending import PrefillPatience, PrefillState, Pushing, Sending
 from telemetry.facts.kv_transfer_records import KvChunkPushed, KvFault
 from telemetry.facts.reasons import EndReason, Outcome
-from telemetry.numbers.intervals import Interval
-
-
-class PrefillState(StrEnum):
-    """Where a transfer is, on this side."""
-
-    COMPUTING = "computing"
-    FLUSHING = "flushing"
-    SEALED = "sealed"
-    FENCING = "fencing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillPatience:
-    """How long a transfer may take here, and how long until a seal is sent again."""
-
-    hold_ns: int = 60_000_000_000
-    resend_ns: int = 200_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Pushing:
-    """Blocks on their way since `begin_ns`."""
-
-    chunk: int
-    blocks: int
-    bytes: int
-    begin_ns: int
-
-
-@dataclass(slots=True)
-class Sending:
-    """One transfer. Blocks up to `pushed_blocks` of the prompt have been sent, or are on their way
-    (`on_way`); `asked_pushes` of them are not confirmed by the transport yet."""
-
-    peer: PeerId
-    begin: Begin
-    seq_id: int
-    begun_ns: int
-    expires_ns: int
-    state: PrefillState = PrefillState.COMPUTING
-    pushed_blocks: int = 0
-    arrived_blocks: int = 0
-    chunks: int = 0
-    asked_pushes: int = 0
-    on_way: dict[int, _Pushing] = field(default_factory=dict)
-    digests: list[bytes] = field(default_factory=list)
-    computed: list[Interval] = field(default_factory=list)
-    pushed: list[Interval] = field(default_factory=list)
-    first: Sample | None = None
-    resend_at_ns: int | None = None
-    seal: Seal | None = None
-    failed: KvFault | None = None
-    tells: bool = True
-
-    @property
-    def epoch(self) -> int:
-        return self.begin.epoch
-
 
 PrefillEvent = Arrived | PeerGone | ChunkComputed | PromptEnded | PushBegun | PushEnded | FenceEnded
 
@@ -267,7 +206,7 @@ class PrefillSide:
     def _push_begun(self, one: Sending, event: PushBegun, now_ns: int) -> list[Action]:
         one.asked_pushes -= 1
         one.digests += event.digests
-        pushing = _Pushing(one.chunks, len(event.digests), event.bytes, now_ns)
+        pushing = Pushing(one.chunks, len(event.digests), event.bytes, now_ns)
         one.on_way[event.ticket] = pushing
         one.chunks += 1
         return []
