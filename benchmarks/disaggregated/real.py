@@ -25,6 +25,9 @@ from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.model_files.model_store import ensure_default_model
+from telemetry.costs.step_cost import fit
+from telemetry.costs.step_cost import measured as measured_step
+from telemetry.costs.step_load import load_of_step
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.kv_transfer_records import KvAdmitted
@@ -112,6 +115,17 @@ def measured(pair: Pair, runs: int) -> dict[str, Any]:
     }
 
 
+def cost_of(pair: Pair) -> dict[str, float]:
+    """What a step costs, fitted to sequences that share their steps."""
+    before = len(pair.decode.facts)
+    for number in range(12):
+        pair.submit(ask(2000 + number, 60 + 45 * number, 40), remote=False)
+    pair.run()
+    steps = [fact for fact in pair.decode.facts[before:] if isinstance(fact, StepRecorded)]
+    cost = fit([measured_step(load_of_step(s), s.committed_ns - s.begin_ns) for s in steps])
+    return {name: getattr(cost, name) for name in cost.__struct_fields__}
+
+
 def one_format(path: Path, settings: dict[str, Any], runs: int) -> dict[str, Any]:
     engines = [load(path, settings) for _ in range(2)]
     devices = [Device(one.executor, CacheBlocks(one.cache)) for one in engines]
@@ -126,6 +140,7 @@ def one_format(path: Path, settings: dict[str, Any], runs: int) -> dict[str, Any
             for row in fact.rows
         )
         figures = measured(pair, runs)
+        cost = cost_of(pair)
     with Pair(devices[0], devices[1], limits, CLOCK, "in_process") as pair:
         together = texts(pair, remote=False)
     return {
@@ -136,6 +151,7 @@ def one_format(path: Path, settings: dict[str, Any], runs: int) -> dict[str, Any
         "admitted": admitted,
         "prompt_rows_on_the_decode_side": prefills,
         "measured": figures,
+        "step_cost": cost,
     }
 
 

@@ -127,8 +127,7 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
-        unloaded = self.adapters.refusal(command)
-        if unloaded is not None:
+        if (unloaded := self.adapters.refusal(command)) is not None:
             self.table.refuse(request, EndReason.ADAPTER_UNLOADED, unloaded)
             return
         request.awaits_kv = command.receives_kv > 0

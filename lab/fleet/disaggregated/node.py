@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lab.fleet.disaggregated.network import Endpoint
-from lab.simulation.sim_executor import Cell, SimExecutor, WrongContents
+from lab.simulation.sim_executor import Cell, Cost, SimExecutor, WrongContents
+from service.engine.admission import Limits
 from service.engine.inbox import Command, Inbox
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
-from service.engine.plan import Emission
+from service.engine.plan import DecodeRow, Emission, Plan, StepOutcome
 from service.fleet.transfer.actions import Check, Checked
 from service.fleet.transfer.decode_driver import DecodeDriver, verify_now
 from service.fleet.transfer.messages import Layout, PeerId
@@ -54,6 +56,37 @@ class SimMemory:
         self._executor.write_block(block, cells)
 
 
+class LateExecutor(SimExecutor):
+    """A device that writes until its step is collected, so that a block that was freed and reserved
+    meanwhile may be written by both. What later steps of its own write comes after that."""
+
+    def __init__(
+        self, clock: ManualClock, limits: Limits, cost: Cost, epoch_of: Callable[[int], int | None]
+    ) -> None:
+        super().__init__(clock, limits.blocks_total, limits.block_tokens, cost=cost)
+        self._epoch_of = epoch_of
+        self._writing: deque[list[tuple[int, int, Cell | None]]] = deque()
+
+    def launch(self, plan: Plan) -> None:
+        super().launch(plan)
+        size, written = self.block_tokens, list[tuple[int, int, Cell | None]]()
+        for row in plan.rows:
+            count = 1 if isinstance(row, DecodeRow) else len(row.tokens)
+            for position in range(row.start, row.start + count):
+                block, place = row.blocks[position // size], position % size
+                written.append((block, place, self.read_block(block)[place]))
+        self._writing.append(written)
+
+    def collect(self) -> StepOutcome:
+        outcome = super().collect()
+        for block, place, cell in self._writing.popleft():
+            if self._epoch_of(block) is not None:
+                cells = list(self.read_block(block))
+                cells[place] = cell
+                self.write_block(block, cells)
+        return outcome
+
+
 class SimNode:
     """An engine. `decode` or `prefill` is there, by its role. `facts` are all that it recorded."""
 
@@ -63,11 +96,10 @@ class SimNode:
         self._world, self._offset_ns = world, offset_ns
         self.clock = ManualClock(world.events.now_ns + offset_ns)
         limits = scenario.limits
-        self.executor = SimExecutor(
-            self.clock, limits.blocks_total, limits.block_tokens, cost=scenario.cost
-        )
-        self.memory = SimMemory(self.executor)
         self.scheduler = world.builds.scheduler(limits)
+        epoch_of = self.scheduler.pool.epoch_of
+        self.executor = LateExecutor(self.clock, limits, scenario.cost, epoch_of)
+        self.memory = SimMemory(self.executor)
         self.inbox, self._lane = Inbox(), Lane(1 << 30)
         self._loop = EngineLoop(
             self.scheduler, self.executor, self.inbox, self._lane, self.clock, scenario.depth
@@ -77,7 +109,7 @@ class SimNode:
         self._is_due = False
         self._timer_ns: int | None = None
         layout = Layout(limits.cache_identity, limits.block_tokens, self.memory.block_bytes)
-        endpoint = Endpoint(world.network, peer, self.wake)
+        self._endpoint = endpoint = Endpoint(world.network, peer, self.wake)
         world.network.join(self, [endpoint])
         self.decode: DecodeDriver | None = None
         self.prefill: PrefillDriver | None = None
@@ -173,7 +205,8 @@ class SimNode:
         self._world.emitted(self, emissions)
         self._world.invariants.after_iteration(self)
         self._world.observe(self)
-        if self._has_something():
+        news = self._endpoint.came or self._endpoint.done or self._later
+        if news or self._has_something():
             self.wake()
         else:
             self._set_timer()

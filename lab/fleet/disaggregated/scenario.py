@@ -7,7 +7,7 @@ from enum import StrEnum
 from random import Random
 
 from lab.fleet.disaggregated.network import LinkModel
-from lab.simulation.sim_executor import LinearCost
+from lab.simulation.sim_executor import Cost, LinearCost
 from service.engine.admission import Limits
 from service.fleet.transfer.decode_side import DecodePatience, DecodeState
 from service.fleet.transfer.sending import PrefillPatience, PrefillState
@@ -72,7 +72,7 @@ class Scenario:
     prefills: int = 1
     decodes: int = 1
     depth: int = 1
-    cost: LinearCost = field(default_factory=LinearCost)
+    cost: Cost = field(default_factory=LinearCost)
     offsets_ns: tuple[int, ...] = (0,)
     restart_ns: int = 2 * SECOND
     decode_patience: DecodePatience = field(
@@ -88,7 +88,7 @@ class Scenario:
 def scenario_of(seed: int) -> Scenario:
     """A world with some of everything; a third have a fault in a state, one after the other."""
     random = Random(seed)
-    depth = random.choice((1, 1, 2))
+    depth = random.choice((1, 2, 3))
     faults: list[StateFault] = []
     if seed % 3:
         place = seed - seed // 3 - 1  # counts those with a fault

@@ -26,8 +26,6 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.requests.kv_accounts import KvPart
 
-_MOST_EVENTS = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class Builds:
@@ -57,6 +55,8 @@ class Report:
 class World:
     """One run. Raises InvariantViolated."""
 
+    most_events = 20_000
+
     def __init__(self, scenario: Scenario, builds: Builds | None = None) -> None:
         self.scenario = scenario
         self.builds = builds or Builds()
@@ -80,7 +80,8 @@ class World:
     def run(self) -> Report:
         """Until nothing is left to happen."""
         while self.events.step():
-            require(9, self.events.handled < _MOST_EVENTS, f"busy after {_MOST_EVENTS} events")
+            handled = self.events.handled
+            require(9, handled < self.most_events, f"busy after {handled} events")
         self.invariants.at_end([node for node in self._all if node.alive])
         accounts = self.invariants.accounts
         return Report(

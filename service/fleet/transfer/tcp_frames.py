@@ -27,6 +27,9 @@ class Kind(IntEnum):
     ACK = 4
 
 
+_KINDS = frozenset(Kind)
+
+
 class Hello(msgspec.Struct, frozen=True):
     """The first frame of a connection: who opens it, and the secret of the fleet."""
 
@@ -48,7 +51,7 @@ def pack(kind: Kind, *parts: bytes) -> bytes:
 def read_frame(connection: socket.socket) -> tuple[Kind, bytearray]:
     """The next frame. Raises FrameError, and OSError when the connection ends."""
     kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size))
-    if length > MAX_FRAME_BYTES or kind not in Kind:
+    if length > MAX_FRAME_BYTES or kind not in _KINDS:
         raise FrameError(f"a frame of kind {kind} with {length} bytes")
     return Kind(kind), _exactly(connection, length)
 
