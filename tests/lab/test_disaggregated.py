@@ -26,7 +26,7 @@ from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.sending import Sending
 from telemetry.facts.reasons import EndReason
 
-SEEDS = range(120)
+SEEDS = range(80)
 
 
 def test_every_invariant_holds_in_worlds_with_every_fault() -> None:
@@ -62,7 +62,7 @@ def test_a_world_is_a_function_of_its_scenario() -> None:
     assert one.journals == other.journals
 
 
-@pytest.mark.parametrize("seed", range(20, 26))
+@pytest.mark.parametrize("seed", range(20, 24))
 def test_every_engine_of_a_world_is_replayed_exactly(seed: int) -> None:
     for facts in World(scenario_of(seed)).run().journals:
         (run,) = read_runs(facts)
@@ -135,16 +135,16 @@ class IgnoresAborts(PrefillSide):
 
 
 BROKEN = [
-    (1, 0, Builds(scheduler=SaysEndsTwice)),
+    (1, 5, Builds(scheduler=SaysEndsTwice)),
     (2, 0, Builds(scheduler=KeepsHits)),
     (3, 0, Builds(decode_side=NeverReleases)),
     (4, 7, Builds(decode_side=FreesAtTheEndOfTheLease)),
     (5, 6, Builds(decode_side=BelievesSeals)),
     (6, 0, Builds(prefill_side=SendsAnotherToken)),
     (7, 0, Builds(prefill_side=CountsTwice)),
-    (8, 10, Builds(prefill_side=ForgetsEpochs)),
-    (8, 0, Builds(prefill_side=SaysFencedAtOnce)),
-    (9, 0, Builds(prefill_side=IgnoresAborts)),
+    (8, 0, Builds(prefill_side=ForgetsEpochs)),
+    (8, 9, Builds(prefill_side=SaysFencedAtOnce)),
+    (9, 57, Builds(prefill_side=IgnoresAborts)),
 ]
 """The invariant that each breaks, and a seed whose world shows it."""
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lab.fleet.disaggregated.network import Endpoint
-from lab.simulation.sim_executor import Cell, Cost, SimExecutor, WrongContents
-from service.engine.admission import Limits
+from lab.simulation.sim_executor import Cell, SimExecutor, WrongContents
 from service.engine.inbox import Command, Inbox
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
-from service.engine.plan import DecodeRow, Emission, Plan, StepOutcome
+from service.engine.plan import Emission
 from service.fleet.transfer.actions import Check, Checked
 from service.fleet.transfer.decode_driver import DecodeDriver, verify_now
 from service.fleet.transfer.messages import Layout, PeerId
@@ -56,37 +54,6 @@ class SimMemory:
         self._executor.write_block(block, cells)
 
 
-class LateExecutor(SimExecutor):
-    """A device that writes until its step is collected, so that a block that was freed and reserved
-    meanwhile may be written by both. What later steps of its own write comes after that."""
-
-    def __init__(
-        self, clock: ManualClock, limits: Limits, cost: Cost, epoch_of: Callable[[int], int | None]
-    ) -> None:
-        super().__init__(clock, limits.blocks_total, limits.block_tokens, cost=cost)
-        self._epoch_of = epoch_of
-        self._writing: deque[list[tuple[int, int, Cell | None]]] = deque()
-
-    def launch(self, plan: Plan) -> None:
-        super().launch(plan)
-        size, written = self.block_tokens, list[tuple[int, int, Cell | None]]()
-        for row in plan.rows:
-            count = 1 if isinstance(row, DecodeRow) else len(row.tokens)
-            for position in range(row.start, row.start + count):
-                block, place = row.blocks[position // size], position % size
-                written.append((block, place, self.read_block(block)[place]))
-        self._writing.append(written)
-
-    def collect(self) -> StepOutcome:
-        outcome = super().collect()
-        for block, place, cell in self._writing.popleft():
-            if self._epoch_of(block) is not None:
-                cells = list(self.read_block(block))
-                cells[place] = cell
-                self.write_block(block, cells)
-        return outcome
-
-
 class SimNode:
     """An engine. `decode` or `prefill` is there, by its role. `facts` are all that it recorded."""
 
@@ -97,8 +64,9 @@ class SimNode:
         self.clock = ManualClock(world.events.now_ns + offset_ns)
         limits = scenario.limits
         self.scheduler = world.builds.scheduler(limits)
-        epoch_of = self.scheduler.pool.epoch_of
-        self.executor = LateExecutor(self.clock, limits, scenario.cost, epoch_of)
+        self.executor = SimExecutor(
+            self.clock, limits.blocks_total, limits.block_tokens, cost=scenario.cost
+        )
         self.memory = SimMemory(self.executor)
         self.inbox, self._lane = Inbox(), Lane(1 << 30)
         self._loop = EngineLoop(

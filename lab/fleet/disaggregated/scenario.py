@@ -88,7 +88,7 @@ class Scenario:
 def scenario_of(seed: int) -> Scenario:
     """A world with some of everything; a third have a fault in a state, one after the other."""
     random = Random(seed)
-    depth = random.choice((1, 2, 3))
+    depth = random.choice((1, 1, 2))
     faults: list[StateFault] = []
     if seed % 3:
         place = seed - seed // 3 - 1  # counts those with a fault
