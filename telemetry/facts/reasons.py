@@ -105,7 +105,8 @@ class WaitReason(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders."""
+    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders. At
+    a node of the fleet one, `remote`, stands for prefill and decode."""
 
     ACCEPT = "gateway.accept"
     PARSE = "gateway.parse"
@@ -115,6 +116,7 @@ class Phase(StrEnum):
     DECODE = "decode"
     DETOKENIZE = "detokenize"
     DELIVER = "deliver"
+    REMOTE = "remote"
 
 
 class StartStage(StrEnum):

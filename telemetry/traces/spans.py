@@ -36,12 +36,13 @@ from telemetry.traces.link_targets import (
     chunks_in,
     phase_span_id,
 )
+from telemetry.traces.remote_spans import remote_parts
 from telemetry.traces.span_attributes import (
-    MAX_ATTRIBUTES,
     cut,
     phase_attributes,
     root_attributes,
     slow_gaps,
+    within_limits,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
 from telemetry.traces.tool_spans import tool_attributes, tool_link
@@ -50,7 +51,6 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
-MAX_EVENTS = 128
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
     WaitReason.ADAPTER: "adapter.load",
@@ -193,6 +193,10 @@ class _Tree:
         the phase."""
         spans, first = self._own_waits_in(phase, parent), len(self._preemptions)
         spans += self._unseen_in(phase, parent)
+        spans += [
+            self._span(name, parent.context, begin_ns, end_ns, attributes)
+            for name, begin_ns, end_ns, attributes in remote_parts(self._timeline, phase)
+        ]
         for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {
@@ -306,7 +310,7 @@ class _Tree:
         links: Sequence[Link] = (),
         span_id: int | None = None,
     ) -> ReadableSpan:
-        attributes, events = _within_limits(attributes, events)
+        attributes, events = within_limits(attributes, events)
         return ReadableSpan(
             name=name,
             context=self._context(span_id or int(self._new_span_id(), 16)),
@@ -333,17 +337,3 @@ def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
 
 def _covers(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
     return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
-
-
-def _within_limits(
-    attributes: Attributes, events: Sequence[Event]
-) -> tuple[Attributes, Sequence[Event]]:
-    """Cut to MAX_ATTRIBUTES and MAX_EVENTS, with the number cut as an attribute."""
-    if len(events) > MAX_EVENTS:
-        attributes = attributes | cut("events", events, MAX_EVENTS)
-        events = events[:MAX_EVENTS]
-    if len(attributes) > MAX_ATTRIBUTES:
-        names = list(attributes)
-        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
-        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
-    return attributes, events

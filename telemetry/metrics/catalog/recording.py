@@ -88,8 +88,9 @@ NOT_OBSERVED = Metric(
     "phasescope_not_observed_seconds",
     Kind.COUNTER,
     "Seconds of ended requests that nothing observes, by reason: on the way to the core of an "
-    "attached engine (to_engine), on the way back (to_front_end), or in a front end without the "
-    "adapter (front_end). 0 with an engine of our own.",
+    "attached engine (to_engine), on the way back (to_front_end), in a front end without the "
+    "adapter (front_end), or at a node of the fleet whose account did not come or contradicts "
+    "itself (remote). 0 with an engine of our own.",
     ("reason",),
 )
 NOT_OBSERVED_SHARE = Metric(
