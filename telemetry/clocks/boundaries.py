@@ -22,10 +22,13 @@ from typing import NamedTuple
 import msgspec
 
 from telemetry.clocks.offset import Bound, Exchange, Offset, drifted_ns, offset_over
-from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted, RemotePart, SequenceSent
-
-MAX_PARTS = 256
-"""Of one account; a ledger has some dozens."""
+from telemetry.facts.fleet_records import (
+    MOST_PARTS,
+    RemoteAccount,
+    RemoteAccounted,
+    RemotePart,
+    SequenceSent,
+)
 
 
 class ClockFinding(StrEnum):
@@ -39,16 +42,6 @@ class ClockFinding(StrEnum):
     WITHIN_DRIFT = "within_drift"  # the same, by no more than clocks may drift: the wire was short
     CLOCK_STEP = "clock_step"  # a clock was set, or stood still, while the sequence ran
     CLOCK_UNBOUNDED = "clock_unbounded"  # no exchange bounds the offset yet: the wire is not split
-
-
-_WITHOUT_TIME = frozenset(
-    (
-        ClockFinding.NO_ACCOUNT,
-        ClockFinding.OTHER_INCARNATION,
-        ClockFinding.STAMPS_DISORDERED,
-        ClockFinding.NEGATIVE_WIRE,
-    )
-)
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -170,11 +163,6 @@ def placed(
     return span if span.wire_ns is None else _located(span, account, known, drift_ppm)
 
 
-def is_unobserved(span: RemoteSpan) -> bool:
-    """Whether nothing is known of the time between `sent_ns` and `arrived_ns`."""
-    return bool(_WITHOUT_TIME & set(span.findings))
-
-
 def _found(span: RemoteSpan, *findings: ClockFinding) -> RemoteSpan:
     return msgspec.structs.replace(span, findings=(*span.findings, *findings))
 
@@ -187,7 +175,7 @@ def _too_long(wire_ns: int, remote_ns: int, drift_ppm: int) -> tuple[ClockFindin
 def _with_parts(span: RemoteSpan, account: RemoteAccount) -> RemoteSpan:
     parts = account.parts
     is_consistent = (
-        len(parts) <= MAX_PARTS
+        len(parts) <= MOST_PARTS
         and all(part.ns >= 0 for part in parts)
         and sum(part.ns for part in parts) == span.remote_ns
     )

@@ -85,7 +85,7 @@ class FleetClocks:
         return span
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended without an account."""
+        """Nobody waits for the sequence's account any more."""
         self._sent.pop(seq_id, None)
 
     def _tracker(self, node: Node) -> OffsetTracker:

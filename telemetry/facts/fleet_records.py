@@ -16,6 +16,9 @@ import msgspec
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.reasons import EndReason
 
+MOST_PARTS = 256
+"""Of one account; a ledger has some dozens."""
+
 Word = Annotated[str, msgspec.Meta(max_length=128)]
 
 
@@ -31,7 +34,7 @@ class RemotePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payer: Word | None = None
 
 
-Parts = Annotated[tuple[RemotePart, ...], msgspec.Meta(max_length=1024)]
+Parts = Annotated[tuple[RemotePart, ...], msgspec.Meta(max_length=MOST_PARTS)]
 
 
 class RemoteAccount(msgspec.Struct, frozen=True, array_like=True):

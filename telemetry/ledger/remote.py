@@ -11,7 +11,7 @@ observed here.
 
 from __future__ import annotations
 
-from telemetry.clocks.boundaries import RemoteSpan, is_unobserved
+from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.fleet_records import RemotePart
 from telemetry.ledger.charging import Charger
 from telemetry.requests.account import NotObserved, Part, State
@@ -27,7 +27,7 @@ def charge_remote(charger: Charger, remote: RemoteSpan, begin_ns: int, end_ns: i
     """Charge [begin, end). Where that is less than [sent, arrived), because the request ended
     before the node's last output came, the node's account is of more than the request."""
     is_cut = (begin_ns, end_ns) != (remote.sent_ns, remote.arrived_ns)
-    if is_cut or is_unobserved(remote) or remote.remote_ns is None or remote.wire_ns is None:
+    if is_cut or remote.remote_ns is None or remote.wire_ns is None:
         charger.plain(State.REMOTE, _NO_REASON, Part.NOT_OBSERVED, begin_ns, end_ns)
         return
     if remote.parts:

@@ -288,6 +288,7 @@ class PhaseFold:
         assert request.ended is not None
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)
+            self.clocks.forget(sequence.seq_id)
         timeline = timeline_of(request, request.ended)
         if self._ledger is not None:
             timeline = self._ledger.with_account(timeline)

@@ -205,7 +205,9 @@ class SkewedFleet:
         account = RemoteAccount(shown[0], shown[-1], parts, shown[2])
         back_ns = self._back(node, cuts[-1])
         reason = EndReason.MAX_TOKENS
-        self._fact(RemoteAccounted(back_ns, seq_id, node.name, 1, reason, account, first_ns))
+        accounted = RemoteAccounted(back_ns, seq_id, node.name, 1, reason, account, first_ns)
+        told_ns = back_ns + self.random.randrange(5 * MS)  # the account comes after the last output
+        self._at(told_ns, lambda: self.facts.append(accounted))
         text_ns = back_ns + self.random.randrange(MS)
         end_ns = text_ns + self.random.randrange(MS)
         self._fact(

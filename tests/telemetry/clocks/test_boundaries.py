@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telemetry.clocks.boundaries import Boundary, ClockFinding, RemoteSpan, is_unobserved
+from telemetry.clocks.boundaries import Boundary, ClockFinding, RemoteSpan
 from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.clocks.offset import Exchange, OffsetTracker
 from telemetry.facts.fleet_records import (
@@ -98,7 +98,7 @@ def test_with_steps_what_is_stated_is_true_but_for_the_time_until_a_step_is_foun
         spans = spans_of(fleet, clocks)
         doubts = [(n.engine, n.step.since_ns, n.step.at_ns) for n in clocks.steps]
         for seq_id, span in spans.items():
-            if not is_unobserved(span):
+            if span.remote_ns is not None:
                 assert sum_is_off_ns(span) == 0
             is_in_doubt = any(
                 engine == span.engine and since_ns < span.arrived_ns and span.sent_ns <= at_ns
@@ -192,7 +192,6 @@ def test_a_node_that_says_more_time_than_passed_is_told_apart_from_drift() -> No
     assert sum_is_off_ns(drifted) == 0
     assert ClockFinding.NEGATIVE_WIRE in wrong.findings
     assert (wrong.remote_ns, wrong.wire_ns, wrong.parts) == (None, None, ())
-    assert is_unobserved(wrong)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,7 @@ def test_an_account_that_cannot_be_used_leaves_the_time_unobserved(
     span = accounted(1700, account, **more)
 
     assert span.findings[0] is finding
-    assert is_unobserved(span)
+    assert (span.remote_ns, span.wire_ns, span.split) == (None, None, None)
 
 
 def test_the_wire_is_whole_until_other_frames_bound_the_offset() -> None:

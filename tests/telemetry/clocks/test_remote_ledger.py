@@ -11,7 +11,8 @@ from opentelemetry.sdk.resources import Resource
 from rich.console import Console
 
 from dashboards.explain import Explained, render
-from telemetry.clocks.boundaries import ClockFinding
+from telemetry.clocks.boundaries import ClockFinding, RemoteSpan
+from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.fleet_records import (
     ClockSampled,
@@ -23,8 +24,10 @@ from telemetry.facts.fleet_records import (
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.journal.live_requests import LiveRequests
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.ledger.remote import NODE
 from telemetry.requests.account import Entry, NotObserved, Part, State
+from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.timelines import describe
 from telemetry.traces.spans import SpanBuilder
@@ -197,3 +200,36 @@ def test_the_journal_carries_to_which_node_a_live_sequence_was_sent() -> None:
     for fact in facts[sent + 1 :]:
         live.take(fact)
     assert live.live == 0
+
+
+class EstimatesBothWays(FleetClocks):
+    """As if the way back were read off the offset too, instead of being the rest of the wire."""
+
+    def accounted(self, fact: RemoteAccounted) -> RemoteSpan | None:
+        span = super().accounted(fact)
+        if span is None or span.split is None or span.last_emission is None:
+            return span
+        back_ns = span.arrived_ns - span.last_emission.at_ns
+        split = msgspec.structs.replace(span.split, back_ns=back_ns)
+        return msgspec.structs.replace(span, split=split)
+
+
+def test_a_split_that_is_not_made_to_add_up_is_seen_in_the_sum() -> None:
+    timelines: list[RequestTimeline] = []
+    ledger = LedgerBuilder(lambda slo_class: MS)
+    fold = PhaseFold([timelines.append], ledger_builder=ledger)
+    fold.clocks = EstimatesBothWays()
+    fold.on_facts(SkewedFleet(0, requests=50).facts)
+    fold.close()
+    off = [t for t in timelines if t.account is not None and t.account.ledger.residue_ns]
+
+    assert len(off) > 25
+
+
+def test_a_sequence_whose_account_never_comes_is_forgotten() -> None:
+    fold = PhaseFold()
+    facts = [fact for fact in facts_of() if not isinstance(fact, RemoteAccounted)]
+    fold.on_facts([*facts, accepted("r2", at=5000)])
+
+    assert fold.live == 1
+    assert fold.clocks.live == 1  # the node
