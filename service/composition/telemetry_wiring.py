@@ -28,6 +28,7 @@ from service.config.settings import ObserverConfig, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import ObservedEngine
+from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
@@ -38,6 +39,7 @@ from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.metrics.clock_metrics import clock_families
 from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
@@ -113,7 +115,8 @@ def build_telemetry(
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
+    clocks = FleetClocks()
+    more = _more_families(observed, pump, machine, ledgers, clocks, diagnoser, workers)
     kept, model = _kept(exporter), observed.model
     all_metrics = build_metrics(config, model, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
@@ -121,7 +124,8 @@ def build_telemetry(
     request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
-    phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
+    measured = [histograms.on_measured]
+    phases = PhaseFold(listeners, measured, ledgers, isolation=pump.isolation, clocks=clocks)
     telemetry = Telemetry(
         clock=clock,
         pump=pump,
@@ -223,6 +227,7 @@ def _more_families(
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
+    clocks: FleetClocks,
     diagnoser: Diagnoser,
     workers: Workers,
 ) -> MoreFamilies:
@@ -233,6 +238,7 @@ def _more_families(
         *machine_families(machine),
         *heartbeat_families(health.heartbeat_age_ns, health.hangs),
         *harm_families(ledger_builder.harm),
+        *clock_families(clocks),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),

@@ -36,12 +36,13 @@ class _Sent(NamedTuple):
 
 
 class FleetClocks:
-    """`steps` are the last that were found, `findings` how many of each kind there were."""
+    """`steps` are the last of the `steps_found`, `findings` how many of each kind there were."""
 
     def __init__(self, drift_ppm: int = DRIFT_PPM) -> None:
         self.drift_ppm = drift_ppm
         self.findings: Counter[ClockFinding] = Counter()
         self.steps: deque[NodeStep] = deque(maxlen=_STEPS_KEPT)
+        self.steps_found = 0
         self._trackers: OrderedDict[Node, OffsetTracker] = OrderedDict()
         self._sent: OrderedDict[int, _Sent] = OrderedDict()
 
@@ -101,6 +102,7 @@ class FleetClocks:
         """Whether it shows a step."""
         step = self._tracker(node).add(exchange)
         if step is not None:
+            self.steps_found += 1
             self.steps.append(NodeStep(*node, step))
         return step is not None
 

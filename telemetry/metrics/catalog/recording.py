@@ -93,6 +93,19 @@ NOT_OBSERVED = Metric(
     "itself (remote). 0 with an engine of our own.",
     ("reason",),
 )
+CLOCK_FINDINGS = Metric(
+    "phasescope_clock_findings",
+    Kind.COUNTER,
+    "Number of sequences at nodes of a fleet whose time shows a fault of clocks or accounts, by "
+    "finding. 0 with an engine of our own.",
+    ("finding",),
+)
+CLOCK_STEPS = Metric(
+    "phasescope_clock_steps",
+    Kind.COUNTER,
+    "Number of times that the clock of a node of the fleet and this one were found further apart, "
+    "or nearer, than drift explains. 0 with an engine of our own.",
+)
 NOT_OBSERVED_SHARE = Metric(
     "phasescope_not_observed_share",
     Kind.GAUGE,

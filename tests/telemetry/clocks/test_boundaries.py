@@ -15,6 +15,7 @@ from telemetry.facts.fleet_records import (
     SequenceSent,
 )
 from telemetry.facts.reasons import EndReason
+from telemetry.metrics.clock_metrics import clock_families
 from tests.support.worlds.skewed_fleet import MS, SECOND, SkewedFleet, Truth
 
 REASON = EndReason.MAX_TOKENS
@@ -74,7 +75,7 @@ def test_thousands_of_requests_add_up_and_true_boundaries_lie_within_epsilon(
     """Clocks up to 100 s apart, drifting up to 200 ppm at rates that change, on wires with rare
     delays of many times the usual one."""
     located = 0
-    for seed in range(8):
+    for seed in range(5):
         fleet = SkewedFleet(seed, requests=200, wire_ns=wire_ns)
         clocks = FleetClocks()
         spans = spans_of(fleet, clocks)
@@ -86,13 +87,13 @@ def test_thousands_of_requests_add_up_and_true_boundaries_lie_within_epsilon(
             assert misstated(span, fleet.truths[seq_id]) == []
             assert set(span.findings) <= {ClockFinding.CLOCK_UNBOUNDED, ClockFinding.WITHIN_DRIFT}
             located += span.received is not None
-    assert located > 1400
+    assert located > 900
 
 
 def test_with_steps_what_is_stated_is_true_but_for_the_time_until_a_step_is_found() -> None:
     """A step is found by the next exchange: at most a second and the wire later."""
     in_doubt = stated = 0
-    for seed in range(12):
+    for seed in range(8):
         fleet = SkewedFleet(seed, requests=200, with_jumps=True)
         clocks = FleetClocks()
         spans = spans_of(fleet, clocks)
@@ -112,8 +113,8 @@ def test_with_steps_what_is_stated_is_true_but_for_the_time_until_a_step_is_foun
             for jump_ns in jumped_ns:
                 if jump_ns < fleet.end_ns - 2 * SECOND:
                     assert any(e == engine and a < jump_ns <= b for e, a, b in doubts)
-    assert stated > 1000
-    assert in_doubt > 100
+    assert stated > 700
+    assert in_doubt > 60
 
 
 class SwapsSigns(OffsetTracker):
@@ -246,6 +247,21 @@ def test_the_wire_is_whole_until_other_frames_bound_the_offset() -> None:
 
 def test_a_sequence_whose_start_is_not_known_has_no_span() -> None:
     assert FleetClocks().accounted(RemoteAccounted(5, 1, "n", 1, REASON)) is None
+
+
+def test_what_was_found_is_counted_from_the_start() -> None:
+    """Each finding has a series before it happens."""
+    clocks = FleetClocks()
+    spans_of(SkewedFleet(1, requests=200, with_jumps=True), clocks)
+    shown = {
+        (metric.name, *labels.values()): value
+        for metric, samples in clock_families(clocks)
+        for labels, value in samples
+    }
+
+    assert shown["phasescope_clock_steps",] == clocks.steps_found > 0
+    for finding in ClockFinding:
+        assert shown["phasescope_clock_findings", finding] == clocks.findings[finding]
 
 
 def test_memory_is_bounded_whatever_nodes_there_are() -> None:

@@ -61,7 +61,7 @@ def is_within(tracker: OffsetTracker, clock: SkewedClock, history: list[Leg]) ->
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(skews, st.lists(legs, min_size=1, max_size=25))
 def test_the_true_offset_is_within_the_bounds(skew_ns: int, history: list[Leg]) -> None:
     assert is_within(OffsetTracker(DRIFT_PPM), SkewedClock([(0, skew_ns, 0)]), history)
@@ -100,7 +100,7 @@ def test_a_tracker_that_is_wrong_is_caught(tracker: OffsetTracker) -> None:
     assert not is_within(tracker, SkewedClock([(0, 7 * SECOND, 0)]), history)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(skews, st.lists(legs, min_size=1, max_size=25))
 def test_without_drift_the_bounds_are_as_near_as_the_quickest_round_trip(
     skew_ns: int, history: list[Leg]
@@ -121,7 +121,7 @@ quick = st.builds(Leg, st.integers(0, 10 * SECOND), *[st.integers(0, 5_000_000)]
 jumps = st.integers(SECOND, 100 * SECOND) | st.integers(-100 * SECOND, -SECOND)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     skews, jumps, st.lists(quick, min_size=1, max_size=8), st.lists(quick, min_size=2, max_size=8)
 )
