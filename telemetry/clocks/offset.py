@@ -54,11 +54,6 @@ class Offset(NamedTuple):
     low_ns: int
     high_ns: int
 
-    @property
-    def epsilon_ns(self) -> int:
-        """The most by which the middle of the interval is wrong."""
-        return (self.high_ns - self.low_ns + 1) // 2
-
 
 class ClockStep(NamedTuple):
     """Found at `at_ns` of the gateway's time: since some moment after `since_ns` the clocks are
