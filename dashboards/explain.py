@@ -147,7 +147,7 @@ def scope_of(ledger: ExplainedLedger, e2e_ns: int) -> str:
         if entry.part is Part.NOT_OBSERVED:
             by_reason[entry.reason] += entry.ns
     named = ", ".join(f"{reason} {ms(ns)} ms" for reason, ns in by_reason.most_common())
-    is_remote = set(by_reason) == {NotObserved.REMOTE.value} and not ledger.core_only
+    is_remote = set(by_reason) == {NotObserved.AT_NODE.value} and not ledger.core_only
     exact = "all other time" if is_remote else "engine-core time"
     found = f"{exact} is exact; {share:.1f} % of this request was not observed"
     found += f" ({named})" if named else ""

@@ -88,7 +88,6 @@ REQUESTS = Table(
         Column("decode_ns", _I, _NS, "phase: to its last token"),
         Column("detokenize_ns", _I, _NS, "phase: the last token becomes text"),
         Column("deliver_ns", _I, _NS, "phase: the last bytes are handed to the socket"),
-        Column("remote_ns", _I, _NS, "phase: at a node of the fleet, wire included"),
         Column("prompt_tokens", _I, _TOKENS, "of its prompt"),
         Column("cached_tokens", _I, _TOKENS, "of these, in the prefix cache"),
         Column("output_tokens", _I, _TOKENS, "of all its choices"),

@@ -105,8 +105,7 @@ class WaitReason(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders. At
-    a node of the fleet one, `remote`, stands for prefill and decode."""
+    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders."""
 
     ACCEPT = "gateway.accept"
     PARSE = "gateway.parse"
@@ -116,7 +115,6 @@ class Phase(StrEnum):
     DECODE = "decode"
     DETOKENIZE = "detokenize"
     DELIVER = "deliver"
-    REMOTE = "remote"
 
 
 class StartStage(StrEnum):

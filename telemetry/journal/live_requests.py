@@ -26,7 +26,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepCostSet,
 )
-from telemetry.facts.fleet_records import RemoteAccounted, SequenceSent
+from telemetry.facts.fleet_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.records import (
     EngineDied,
@@ -81,6 +81,7 @@ class LiveRequests:
             SequencePaused: self._sequence_fact,
             SequenceResumed: self._resumed,
             SequenceSent: self._sequence_fact,
+            RemoteAdmitted: self._sequence_fact,
             RemoteAccounted: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequenceEnded: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequencesListed: self._sequences_listed,
@@ -185,7 +186,8 @@ class LiveRequests:
     # Sequences
 
     def _sequence_fact(
-        self, fact: SequenceQueued | GrammarCompiled | SequencePaused | SequenceSent
+        self,
+        fact: SequenceQueued | GrammarCompiled | SequencePaused | SequenceSent | RemoteAdmitted,
     ) -> None:
         live = self._owner(fact.seq_id)
         if live is not None:

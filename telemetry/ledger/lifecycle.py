@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 from telemetry.facts.reasons import EndReason, Outcome, WaitReason
 from telemetry.ledger.charging import Charger
-from telemetry.ledger.remote import charge_remote
 from telemetry.ledger.tape import At, Tape
 from telemetry.ledger.track import Track
 from telemetry.requests.account import Part, State
@@ -48,10 +47,7 @@ def charge_request(
     for reason, start_ns, stop_ns in unseen_of(timeline, span):
         state = State.INGEST if start_ns < span.received_ns else State.DELIVER
         charger.plain(state, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
-    if sequence.remote is not None:
-        charge_remote(charger, sequence.remote, span.received_ns, span.ends_ns)
-    else:
-        charge_engine(charger, sequence, track, tape, span.received_ns, span.ends_ns)
+    charge_engine(charger, sequence, track, tape, span.received_ns, span.ends_ns)
     text_ns = timeline.ended.detokenized_ns if timeline.outcome is Outcome.FINISHED else None
     if text_ns is None:
         text_ns = span.arrived_ns

@@ -31,7 +31,7 @@ class State(StrEnum):
     SKIP = "skip"
     PREEMPTED = "preempted"
     DELIVER = "deliver"
-    REMOTE = "remote"  # on its way to a node of the fleet or back, or there and not observed
+    WIRE = "wire"
 
 
 class Part(StrEnum):
@@ -60,7 +60,7 @@ class Part(StrEnum):
     GRAMMAR = "grammar"
     ADAPTER = "adapter"  # its adapter was loaded, or the loop placed one, whoever asked for it
     REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
-    WIRE = "wire"  # to a node and back: the time here less the time there
+    WIRE = "wire"  # to an engine node and back: the time here less the time there
     WIRE_OUT = "wire_out"
     WIRE_BACK = "wire_back"
     CLIENT = "client"
@@ -72,12 +72,12 @@ class Part(StrEnum):
 
 
 class NotObserved(StrEnum):
-    """What of a request cannot be seen: with an attached engine, or at a node of the fleet."""
+    """What of a request cannot be seen: with an attached engine, or at an engine node."""
 
     FRONT_END = "front_end"  # in a front end that nothing observes
     TO_ENGINE = "to_engine"  # from the front end to the process of the engine core
     TO_FRONT_END = "to_front_end"  # the last token, from the engine core to the front end
-    REMOTE = "remote"  # at a node whose account did not come, or contradicts itself
+    AT_NODE = "at_node"  # at an engine node whose account did not come, or contradicts itself
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):

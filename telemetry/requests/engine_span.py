@@ -3,11 +3,9 @@
     accepted     submitted        received          ends            arrived         ended
        +-ingest------+-not observed--+----engine------+-not observed---+---deliver-----+
 
-With our own engine `received` is `submitted` and `arrived` is `ends`: nothing is missing. At a node
-of the fleet a sequence is from when it was sent to when its last output had arrived; the wire is a
-part of the ledger (`telemetry.ledger.remote`). An attached engine has two processes, and what
-passes between them is seen at its two ends only. Where nothing observes its front end, all before
-`received` and after `ends` is missing.
+With our own engine `received` is `submitted` and `arrived` is `ends`: nothing is missing. An
+attached engine has two processes, and what passes between them is seen at its two ends only. Where
+nothing observes its front end, all before `received` and after `ends` is missing.
 """
 
 from __future__ import annotations
@@ -47,10 +45,6 @@ def engine_span(timeline: RequestTimeline, sequence: SequenceTimeline) -> Engine
     begin_ns, end_ns = timeline.accepted.at_ns, timeline.ended.at_ns
     submitted_ns = end_ns if sequence.submitted_ns is None else sequence.submitted_ns
     submitted_ns = max(begin_ns, min(submitted_ns, end_ns))
-    if sequence.remote is not None:
-        sent_ns = max(begin_ns, min(sequence.remote.sent_ns, end_ns))
-        back_ns = min(sequence.remote.arrived_ns, end_ns)
-        return EngineSpan(sent_ns, sent_ns, max(sent_ns, back_ns), max(sent_ns, back_ns))
     ends_ns = max(submitted_ns, min(_ends_ns(timeline, sequence), end_ns))
     received_ns = submitted_ns if sequence.received_ns is None else sequence.received_ns
     received_ns = max(submitted_ns, min(received_ns, ends_ns))

@@ -43,6 +43,8 @@ class Sequence:
     workload: WorkloadClass | None = None
     is_lost: bool = False
     has_gap: bool = False
+    sent_ns: int | None = None
+    engine: str | None = None
     remote: RemoteSpan | None = None
     token_ns: list[int] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
@@ -72,5 +74,7 @@ class Sequence:
             compile_ns=self.compile_ns,
             submitted_ns=self.submitted_ns,
             received_ns=self.received_ns,
+            sent_ns=self.sent_ns,
+            engine=self.engine,
             remote=self.remote,
         )

@@ -30,7 +30,13 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     EngineDied,
@@ -156,13 +162,10 @@ class PhaseFold:
                 self._sequences.adapter_evicted(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
-            case SequenceSent():
-                self.clocks.sent(fact)
+            case SequenceSent() | RemoteAdmitted() | TokensReceived() | RemoteAccounted():
+                self._remote_fact(fact)
             case ClockSampled():
                 self.clocks.sampled(fact)
-            case RemoteAccounted():
-                self._sequences.accounted(fact.seq_id, self.clocks.accounted(fact))
-                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
             case SequencesListed():
                 for seq_id in fact.over(self._sequences.live_ids()):
                     self._lose_sequence(seq_id)
@@ -212,6 +215,21 @@ class PhaseFold:
             request.tool_calls = fact
         else:
             request.tool_results = fact
+
+    def _remote_fact(
+        self, fact: SequenceSent | RemoteAdmitted | TokensReceived | RemoteAccounted
+    ) -> None:
+        match fact:
+            case SequenceSent():
+                self._sequences.sent(fact)
+                self.clocks.sent(fact)
+            case RemoteAdmitted():
+                self._sequences.admitted_remotely(fact)
+            case TokensReceived():
+                self._sequences.tokens_came(fact)
+            case RemoteAccounted():
+                self._sequences.accounted(fact.seq_id, self.clocks.accounted(fact))
+                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
 
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)

@@ -13,8 +13,8 @@ that gave the last of its sequences their first token (with one sequence: the fi
 request that ends early has its last phase cut at `ended`, and no later ones. One that wants no
 token, as an embedding, has no `decode`: its `prefill` ends at the commit of the last prompt.
 
-Of a sequence that a node of the fleet serves, one phase, `remote`, stands for prefill and decode:
-from when it was sent to when its last output had arrived.
+Of a sequence at an engine node, `first scheduled` is when the news of it came to the gateway, and a
+token's commit when the token did.
 
 Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
 `detokenize` the way of the last token back. These are not observed, and the ledger says so
@@ -143,8 +143,11 @@ class SequenceTimeline:
     `hit_tokens` of its prompt were in the prefix cache when it was first admitted (so they
     were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
     is the commit of the last step with a row of it. `received_ns` is when the process of an
-    attached engine's core received it; None: not known, or our own engine. `remote` is set of a
-    sequence that a node of the fleet served: its steps are known there.
+    attached engine's core received it; None: not known, or our own engine.
+
+    Of one that was sent to the node `engine` at `sent_ns`, all stamps are the gateway's: tokens are
+    when they came, `scheduled_ns` when the news of it came, `ended_ns` when the last output did
+    that counted. `remote` is its time at the node.
     """
 
     seq_id: int
@@ -163,6 +166,8 @@ class SequenceTimeline:
     compile_ns: int | None = None
     submitted_ns: int | None = None
     received_ns: int | None = None
+    sent_ns: int | None = None
+    engine: str | None = None
     remote: RemoteSpan | None = None
 
     @property
@@ -172,17 +177,12 @@ class SequenceTimeline:
 
     @property
     def first_token_ns(self) -> int | None:
-        """The commit of its first token, or its arrival from a node; None while it has none."""
-        if self.remote is not None:
-            return self.remote.first_arrived_ns
+        """The commit of its first token; None while it has none."""
         return self.token_ns[0] if self.token_ns else None
 
     @property
     def done_ns(self) -> int | None:
-        """The commit of its last token, or of a prompt that was all it wanted, or the arrival of
-        its last output from a node; None: none of these."""
-        if self.remote is not None:
-            return self.remote.arrived_ns
+        """The commit of its last token, or of a prompt that was all it wanted; None: neither."""
         if self.token_ns:
             return self.token_ns[-1]
         return self.ended_ns if self.is_prompt_only else None

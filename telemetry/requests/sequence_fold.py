@@ -21,6 +21,7 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, WaitSpan
@@ -124,6 +125,32 @@ class SequenceFold:
         since = sequence.blocked_since
         if since is not None and since[0] is WaitReason.CLIENT_PAUSE:
             self._unblock(sequence, at_ns)
+
+    def sent(self, fact: SequenceSent) -> None:
+        """The sequence is on its way to an engine node."""
+        sequence = self.get(fact.seq_id)
+        sequence.sent_ns, sequence.engine = fact.at_ns, fact.engine
+
+    def admitted_remotely(self, fact: RemoteAdmitted) -> None:
+        """The news came that it is in the batch of an engine elsewhere."""
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is None or sequence.admitted is not None:
+            return
+        sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+        known, hit = fact.known_tokens, fact.hit_tokens
+        sequence.admitted = SequenceAdmitted(
+            fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens
+        )
+
+    def tokens_came(self, fact: TokensReceived) -> None:
+        """A frame of an engine node."""
+        for row in fact.rows:
+            sequence = self._sequences.get(row.seq_id)
+            if sequence is None:
+                continue
+            sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+            for _ in range(row.tokens):
+                self._token(sequence, fact.at_ns)
 
     def step(self, step: StepRecorded) -> None:
         self._remote_waits(step)

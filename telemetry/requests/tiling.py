@@ -58,9 +58,6 @@ def _beginning(
 
 def _engine(sequences: tuple[SequenceTimeline, ...]) -> list[tuple[Phase, int | None]]:
     """The phases in the engine; there is no decode if no token was wanted."""
-    remotes = [s.remote for s in sequences if s.remote is not None]
-    if remotes:
-        return [(Phase.REMOTE, min(remote.sent_ns for remote in remotes))]
     scheduled_ns = min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)
     prefill: tuple[Phase, int | None] = (Phase.PREFILL, scheduled_ns)
     if sequences and all(s.is_prompt_only for s in sequences):

@@ -1,25 +1,27 @@
-"""The time at nodes of the fleet, as attributes and children of the span `remote`.
+"""The time at an engine node as spans of the gateway: `remote`, and in it `wire.out`, `node` and
+`wire.back`.
 
-A node exports its own spans, as children of this gateway's, in its own wall clock. What is here is
-in the gateway's: where the node's time begins and ends, and by how much that may be wrong, where
-the offset of the clocks is bounded.
+A node exports its own spans, in its own wall clock. What is here is in the gateway's: where the
+node's time begins and ends, and by how much that may be wrong, where the offset of the clocks is
+bounded.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from telemetry.clocks.boundaries import Boundary, RemoteSpan
-from telemetry.facts.reasons import Phase
+from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.requests.engine_span import critical_sequence
-from telemetry.requests.phases import PhaseSpan, RequestTimeline
+from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.stall_spans import Attributes
 
+_EPSILON = "phasescope.clock.epsilon_ns"
 _MS = 1e6
 
 
-class RemotePartSpan(NamedTuple):
-    """[begin, end) of the gateway's time, within `phasescope.clock.epsilon_ns` at either end."""
+class RemoteChild(NamedTuple):
+    """[begin, end) of the gateway's time. Within `remote`, its ends are wrong by at most
+    `phasescope.clock.epsilon_ns`."""
 
     name: str
     begin_ns: int
@@ -27,11 +29,31 @@ class RemotePartSpan(NamedTuple):
     attributes: Attributes
 
 
-def remote_attributes(timeline: RequestTimeline) -> Attributes:
-    """Of the sequence that the client waited for longest."""
-    remote = _critical(timeline)
+def remote_spans(timeline: RequestTimeline) -> list[RemoteChild]:
+    """Of the sequence that the client waited for longest: `remote`, then those that lie in it.
+    Empty if it was at no node, or if nothing is known of its time there."""
+    critical = critical_sequence(timeline)
+    remote = None if critical is None else critical.remote
     if remote is None:
-        return {}
+        return []
+    begin_ns = max(timeline.accepted.at_ns, min(remote.sent_ns, timeline.ended.at_ns))
+    end_ns = max(begin_ns, min(remote.arrived_ns, timeline.ended.at_ns))
+    whole = RemoteChild("remote", begin_ns, end_ns, _attributes(remote))
+    if remote.received is None or remote.last_emission is None:
+        return [whole]
+    received, last = remote.received, remote.last_emission
+    first_ns = max(begin_ns, min(received.at_ns, end_ns))
+    last_ns = max(first_ns, min(last.at_ns, end_ns))
+    both_ns = max(received.epsilon_ns, last.epsilon_ns)
+    return [
+        whole,
+        RemoteChild("wire.out", begin_ns, first_ns, {_EPSILON: received.epsilon_ns}),
+        RemoteChild("node", first_ns, last_ns, {_EPSILON: both_ns}),
+        RemoteChild("wire.back", last_ns, end_ns, {_EPSILON: last.epsilon_ns}),
+    ]
+
+
+def _attributes(remote: RemoteSpan) -> Attributes:
     found: Attributes = {
         "phasescope.engine.name": remote.engine,
         "phasescope.engine.incarnation": f"{remote.incarnation:016x}",
@@ -46,40 +68,8 @@ def remote_attributes(timeline: RequestTimeline) -> Attributes:
     if remote.offset_low_ns is not None and remote.offset_high_ns is not None:
         found["phasescope.clock.offset_low_ns"] = remote.offset_low_ns
         found["phasescope.clock.offset_high_ns"] = remote.offset_high_ns
-    epsilon_ns = _epsilon_ns(remote.received, remote.last_emission)
-    if epsilon_ns is not None:
-        found["phasescope.clock.epsilon_ns"] = epsilon_ns
+    if remote.received is not None and remote.last_emission is not None:
+        found[_EPSILON] = max(remote.received.epsilon_ns, remote.last_emission.epsilon_ns)
     if remote.findings:
         found["phasescope.clock.findings"] = tuple(one.value for one in remote.findings)
     return found
-
-
-def remote_parts(timeline: RequestTimeline, phase: PhaseSpan) -> list[RemotePartSpan]:
-    """The way there, the node, and the way back, where they can be placed; all lie within the
-    phase."""
-    remote = _critical(timeline) if phase.name is Phase.REMOTE else None
-    if remote is None or remote.received is None or remote.last_emission is None:
-        return []
-    received, last = remote.received, remote.last_emission
-
-    def part(name: str, begin_ns: int, end_ns: int, epsilon_ns: int) -> RemotePartSpan:
-        begin_ns = max(phase.start_ns, min(begin_ns, phase.end_ns))
-        end_ns = max(begin_ns, min(end_ns, phase.end_ns))
-        return RemotePartSpan(name, begin_ns, end_ns, {"phasescope.clock.epsilon_ns": epsilon_ns})
-
-    both_ns = max(received.epsilon_ns, last.epsilon_ns)
-    return [
-        part("wire.out", remote.sent_ns, received.at_ns, received.epsilon_ns),
-        part("node", received.at_ns, last.at_ns, both_ns),
-        part("wire.back", last.at_ns, remote.arrived_ns, last.epsilon_ns),
-    ]
-
-
-def _critical(timeline: RequestTimeline) -> RemoteSpan | None:
-    sequence = critical_sequence(timeline)
-    return None if sequence is None else sequence.remote
-
-
-def _epsilon_ns(*boundaries: Boundary | None) -> int | None:
-    known = [one.epsilon_ns for one in boundaries if one is not None]
-    return max(known, default=None)

@@ -14,7 +14,6 @@ from telemetry.facts.reasons import EndReason, Outcome, Phase
 from telemetry.facts.records import UNKNOWN_ROUTE
 from telemetry.numbers.quantiles import median, quantile_sorted
 from telemetry.requests.phases import PhaseSpan, RequestTimeline
-from telemetry.traces.remote_spans import remote_attributes
 from telemetry.traces.stall_spans import Attributes, account_attributes
 from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
@@ -173,8 +172,6 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
         case Phase.PARSE:
             parsed = timeline.parsed
             return {} if parsed is None else {"phasescope.parse.wait_ms": parsed.waited_ns / 1e6}
-        case Phase.REMOTE:
-            return remote_attributes(timeline)
         case Phase.ACCEPT | Phase.TOKENIZE:
             return {}
 

@@ -36,7 +36,7 @@ from telemetry.traces.link_targets import (
     chunks_in,
     phase_span_id,
 )
-from telemetry.traces.remote_spans import remote_parts
+from telemetry.traces.remote_spans import remote_spans
 from telemetry.traces.span_attributes import (
     cut,
     phase_attributes,
@@ -94,7 +94,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return spans + tree.tools(root)
+        return [*spans, *tree.remote(root), *tree.tools(root)]
 
 
 class _Tree:
@@ -165,6 +165,15 @@ class _Tree:
             for begin_ns, end_ns, call in self._timeline.tool_waits
         ]
 
+    def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """The time at an engine node, and in it the way there, the node and the way back."""
+        found: list[ReadableSpan] = []
+        for one in remote_spans(self._timeline):
+            parent = found[0] if found else root
+            stamps = (one.begin_ns, one.end_ns)
+            found.append(self._span(one.name, parent.context, *stamps, one.attributes))
+        return found
+
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
         timeline = self._timeline
         attributes = phase_attributes(timeline, phase.name)
@@ -193,10 +202,6 @@ class _Tree:
         the phase."""
         spans, first = self._own_waits_in(phase, parent), len(self._preemptions)
         spans += self._unseen_in(phase, parent)
-        spans += [
-            self._span(name, parent.context, begin_ns, end_ns, attributes)
-            for name, begin_ns, end_ns, attributes in remote_parts(self._timeline, phase)
-        ]
         for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {

@@ -91,7 +91,7 @@ def test_the_ledger_of_a_request_sums_to_its_time_exactly(tables: Path) -> None:
     assert spent == {key: requests[key]["e2e_ns"] for key in spent}
     for row in requests.values():
         phases = ("accept", "parse", "tokenize", "queue", "prefill", "decode", "detokenize",
-                  "deliver", "remote")  # fmt: skip
+                  "deliver")  # fmt: skip
         assert sum(row[f"{phase}_ns"] or 0 for phase in phases) == row["e2e_ns"]
 
 

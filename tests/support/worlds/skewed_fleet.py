@@ -14,10 +14,12 @@ from random import Random
 
 from telemetry.facts.fleet_records import (
     ClockSampled,
+    ReceivedRow,
     RemoteAccount,
     RemoteAccounted,
     RemotePart,
     SequenceSent,
+    TokensReceived,
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
@@ -196,6 +198,7 @@ class SkewedFleet:
 
     def _emit(self, node: _Node, seq_id: int, cuts: list[int]) -> None:
         first_ns = self._back(node, cuts[2])
+        self._fact(TokensReceived(first_ns, node.name, (ReceivedRow(seq_id, 1),)))
         self._at(cuts[-1], lambda: self._finish(node, seq_id, cuts, first_ns))
 
     def _finish(self, node: _Node, seq_id: int, cuts: list[int], first_ns: int) -> None:
@@ -204,6 +207,7 @@ class SkewedFleet:
         parts = tuple(RemotePart(part, end - begin) for part, begin, end in pairs)
         account = RemoteAccount(shown[0], shown[-1], parts, shown[2])
         back_ns = self._back(node, cuts[-1])
+        self._fact(TokensReceived(back_ns, node.name, (ReceivedRow(seq_id, 4),)))
         reason = EndReason.MAX_TOKENS
         accounted = RemoteAccounted(back_ns, seq_id, node.name, 1, reason, account, first_ns)
         told_ns = back_ns + self.random.randrange(5 * MS)  # the account comes after the last output

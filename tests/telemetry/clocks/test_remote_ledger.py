@@ -16,10 +16,13 @@ from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.fleet_records import (
     ClockSampled,
+    ReceivedRow,
     RemoteAccount,
     RemoteAccounted,
+    RemoteAdmitted,
     RemotePart,
     SequenceSent,
+    TokensReceived,
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
@@ -48,7 +51,14 @@ def facts_of(
         stamps = (0, -7 * MS + 200_000, -7 * MS + 200_000)
         begin.append(ClockSampled(500_000, "n", 1, *stamps))
     back = RemoteAccounted(50 * MS, 1, "n", 1, EndReason.MAX_TOKENS, account, 38 * MS)
-    return [*begin, SequenceSent(5 * MS, 1, "n", 1), back, request_ended(at=end)]
+    return [
+        *begin,
+        SequenceSent(5 * MS, 1, "n", 1),
+        RemoteAdmitted(9 * MS, 1, "n", 4, 0, 0),
+        *(TokensReceived(at * MS, "n", (ReceivedRow(1, 1),)) for at in (38, 45, 50)),
+        back,
+        request_ended(at=end),
+    ]
 
 
 def timeline_of(facts: list[Fact]) -> RequestTimeline:
@@ -86,12 +96,14 @@ def test_the_parts_of_a_request_are_the_gateways_the_nodes_and_the_wire() -> Non
 
     assert found[State.RUN, Part.OWN_PREFILL] == 30 * MS
     assert found[State.RUN, Part.OWN_DECODE] == 10 * MS
-    assert found[State.REMOTE, Part.WIRE_OUT] + found[State.REMOTE, Part.WIRE_BACK] == 5 * MS
+    assert found[State.WIRE, Part.WIRE_OUT] + found[State.WIRE, Part.WIRE_BACK] == 5 * MS
     assert found[State.INGEST, Part.DISPATCH] == 3 * MS
     names = [p.name.value for p in timeline.phases]
-    assert names == ["gateway.parse", "tokenize", "queue", "remote", "detokenize", "deliver"]
+    engine = ["queue", "prefill", "decode"]
+    assert names == ["gateway.parse", "tokenize", *engine, "detokenize", "deliver"]
+    assert [p.end_ns // MS for p in timeline.phases][:5] == [1, 2, 9, 38, 50]
     assert timeline.ttft_ns == 38 * MS
-    assert not timeline.truncated
+    assert timeline.tpot_ns == 6 * MS
 
 
 def test_the_wire_is_one_part_where_the_clocks_do_not_allow_to_split_it() -> None:
@@ -123,8 +135,8 @@ def test_a_node_that_cannot_be_believed_leaves_its_time_unobserved(
     entries = entries_of(timeline_of(facts_of(account)))
     (unseen,) = [e for e in entries if e.part is Part.NOT_OBSERVED]
 
-    assert (unseen.ns, unseen.reason) == (45 * MS, NotObserved.REMOTE.value)
-    assert not any(e.state is State.RUN for e in entries)
+    assert (unseen.ns, unseen.reason) == (45 * MS, NotObserved.AT_NODE.value)
+    assert [e.part for e in entries if e.state is State.RUN] == [Part.NOT_OBSERVED]
 
 
 def test_a_request_that_ended_before_its_node_is_not_charged_more_than_its_time() -> None:
@@ -149,7 +161,7 @@ def test_words_that_this_gateway_does_not_have_are_unobserved_and_its_own_are_to
     unseen = [e for e in entries if e.part is Part.NOT_OBSERVED]
 
     assert sum(e.ns for e in unseen) == 30 * MS
-    assert {e.reason for e in unseen} == {NotObserved.REMOTE.value}
+    assert {e.reason for e in unseen} == {NotObserved.AT_NODE.value}
     dispatched = {e.reason: e.ns for e in entries if e.part is Part.DISPATCH}
     assert dispatched == {"": 3 * MS, NODE: 10 * MS}
 
@@ -162,6 +174,7 @@ def test_the_spans_of_the_wire_and_the_node_tile_the_remote_span() -> None:
     parent, inner = spans["remote"], [spans[n] for n in ("wire.out", "node", "wire.back")]
 
     assert parent.context is not None
+    assert parent.parent == spans["text_completion model"].context
     assert all(span.parent == parent.context for span in inner)
     borders = [parent.start_time, *(span.end_time for span in inner)]
     assert [span.start_time for span in inner] == borders[:-1]
