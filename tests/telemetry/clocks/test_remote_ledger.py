@@ -148,6 +148,20 @@ def test_a_request_that_ended_before_its_node_is_not_charged_more_than_its_time(
     assert unseen.ns == 15 * MS
 
 
+def test_a_cancelled_request_is_accounted_for_until_the_last_output_that_counted() -> None:
+    """The node goes on until it is told; its account ends with what the gateway had read."""
+    reason = EndReason.DISCONNECT
+    account = RemoteAccount(0, 10 * MS, (RemotePart("own_prefill", 10 * MS),))
+    seen = RemoteAccounted(20 * MS, 1, "n", 1, reason, account)
+    facts = [f for f in facts_of() if not isinstance(f, RemoteAccounted)][:-4]
+    entries = entries_of(timeline_of([*facts, seen, request_ended(at=26, reason=reason)]))
+    found = {(e.state, e.part): e.ns for e in entries}
+
+    assert found[State.RUN, Part.OWN_PREFILL] == 10 * MS
+    assert found[State.RUN, Part.NOT_OBSERVED] == 6 * MS
+    assert found[State.WIRE, Part.WIRE_OUT] + found[State.WIRE, Part.WIRE_BACK] == 5 * MS
+
+
 def test_words_that_this_gateway_does_not_have_are_unobserved_and_its_own_are_told_apart() -> None:
     """A node may be newer. Reasons of what is not observed are labels of a metric, so a node
     cannot make them up."""
