@@ -28,7 +28,6 @@ from service.config.settings import ObserverConfig, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import ObservedEngine
-from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
@@ -115,8 +114,7 @@ def build_telemetry(
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    clocks = FleetClocks()
-    more = _more_families(observed, pump, machine, ledgers, clocks, diagnoser, workers)
+    more = _more_families(observed, pump, machine, ledgers, lambda: phases, diagnoser, workers)
     kept, model = _kept(exporter), observed.model
     all_metrics = build_metrics(config, model, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
@@ -124,8 +122,7 @@ def build_telemetry(
     request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
-    measured = [histograms.on_measured]
-    phases = PhaseFold(listeners, measured, ledgers, isolation=pump.isolation, clocks=clocks)
+    phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
         pump=pump,
@@ -227,7 +224,7 @@ def _more_families(
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
-    clocks: FleetClocks,
+    phases: Callable[[], PhaseFold],
     diagnoser: Diagnoser,
     workers: Workers,
 ) -> MoreFamilies:
@@ -238,7 +235,7 @@ def _more_families(
         *machine_families(machine),
         *heartbeat_families(health.heartbeat_age_ns, health.hangs),
         *harm_families(ledger_builder.harm),
-        *clock_families(clocks),
+        *clock_families(phases().clocks),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),

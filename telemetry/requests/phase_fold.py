@@ -73,7 +73,6 @@ class PhaseFold:
         ledger_builder: LedgerSource | None = None,
         cut: Collection[str] = (),
         isolation: Isolation | None = None,
-        clocks: FleetClocks | None = None,
     ) -> None:
         """`cut` are requests whose first facts are missing: their timelines are emitted, their
         phases are not measured. Without `isolation` an exception of a listener is raised, and the
@@ -85,7 +84,7 @@ class PhaseFold:
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
         self._adapter_reads_ns: dict[int, int] = {}
-        self.clocks = clocks or FleetClocks()
+        self.clocks = FleetClocks()
         self._cut = frozenset(cut)
 
     @property
