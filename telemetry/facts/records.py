@@ -48,6 +48,16 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
+from telemetry.facts.routing_records import (
+    EngineDrainBegan,
+    EngineJoined,
+    EngineLeft,
+    EngineReported,
+    RequestRouted,
+    RouteEnded,
+    RouteRefused,
+    RouterStarted,
+)
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
 SCHEMA_VERSION = 3
@@ -280,6 +290,14 @@ Fact = (
     | SequenceSent
     | RemoteAccounted
     | ClockSampled
+    | RouterStarted
+    | EngineJoined
+    | EngineDrainBegan
+    | EngineLeft
+    | EngineReported
+    | RequestRouted
+    | RouteRefused
+    | RouteEnded
 )
 
 
