@@ -1,0 +1,4 @@
+"""More than one engine.
+
+routing/     which engine a request is sent to; pure
+"""
