@@ -30,7 +30,7 @@ from telemetry.costs.step_cost import measured as measured_step
 from telemetry.costs.step_load import load_of_step
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import StepRecorded
-from telemetry.facts.kv_transfer_records import KvAdmitted
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted
 from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart
 
 RESULTS = Path(__file__).parents[1] / "results" / "disaggregated_real.json"

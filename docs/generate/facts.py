@@ -17,13 +17,13 @@ from telemetry.facts import (
     engine_start,
     fleet_records,
     host_records,
-    kv_transfer_records,
     reasons,
     records,
     step_parts,
     tool_records,
 )
 from telemetry.facts.base import FactStruct
+from telemetry.facts.fleet import kv_transfer_records, routing_records
 
 _HEAD = f"""# Facts
 
@@ -47,10 +47,17 @@ _GROUPS = {
     "About KV that goes from one engine to another": kv_transfer_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
+    "Written by the router of a fleet": routing_records,
 }
 _HOMES = (
-    engine_start, engine_records, step_parts, tool_records, fleet_records, kv_transfer_records
-)  # fmt: skip
+    engine_start,
+    engine_records,
+    step_parts,
+    tool_records,
+    fleet_records,
+    routing_records,
+    kv_transfer_records,
+)
 _VALUE = re.compile(r'^    ([A-Z_]+) = "([^"]+)"(?:  # (.+))?$', re.MULTILINE)
 
 
@@ -88,7 +95,7 @@ def _parts() -> list[type[msgspec.Struct]]:
 def _sets() -> list[type[StrEnum]]:
     return [
         found
-        for home in (reasons, adapter_records)
+        for home in (reasons, adapter_records, routing_records)
         for found in vars(home).values()
         if inspect.isclass(found) and issubclass(found, StrEnum) and found is not StrEnum
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from service.engine.inbox import AdmitKv, Command, FailKv, ReleaseKv
 from service.engine.plan import Sample
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
     KvHeld,

@@ -15,7 +15,7 @@ from service.engine.plan import Grammar, Sample, SamplingParams
 from service.engine.prompt_output import PromptOutput
 from telemetry.facts.adapter_records import UnloadMode
 from telemetry.facts.engine_start import RuntimeLimits
-from telemetry.facts.kv_transfer_records import KvFault
+from telemetry.facts.fleet.kv_transfer_records import KvFault
 from telemetry.facts.reasons import EndReason
 
 

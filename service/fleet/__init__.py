@@ -1,4 +1,5 @@
 """More than one engine.
 
-transfer    KV blocks from the engine that computes a prompt to the one that decodes it
+routing/     which engine a request is sent to; pure
+transfer/    KV blocks from the engine that computes a prompt to the one that decodes it
 """

@@ -45,9 +45,25 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet.kv_transfer_records import KvTransferFact
+from telemetry.facts.fleet.routing_records import (
+    EngineDrainBegan,
+    EngineJoined,
+    EngineLeft,
+    EngineReported,
+    RequestRouted,
+    RouteEnded,
+    RouteRefused,
+    RouterStarted,
+)
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.facts.kv_transfer_records import KvTransferFact
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
@@ -279,8 +295,18 @@ Fact = (
     | SequencesListed
     | AutopilotDecided
     | SequenceSent
+    | RemoteAdmitted
+    | TokensReceived
     | RemoteAccounted
     | ClockSampled
+    | RouterStarted
+    | EngineJoined
+    | EngineDrainBegan
+    | EngineLeft
+    | EngineReported
+    | RequestRouted
+    | RouteRefused
+    | RouteEnded
     | KvTransferFact
 )
 

@@ -24,7 +24,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded, SequenceQueued
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
     KvLost,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from telemetry.facts.engine_records import SequenceEnded, SequenceQueued, StepRecorded
-from telemetry.facts.kv_transfer_records import KvAdmitted, KvSplitChosen, Way
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvSplitChosen, Way
 from telemetry.facts.records import Fact
 
 

@@ -13,7 +13,7 @@ from service.engine.kv.blocks import BlockPool
 from service.engine.limits_record import record_of
 from service.engine.plan import Sample
 from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
     KvHeld,

@@ -24,7 +24,7 @@ from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvChunkPushed,
     KvFault,

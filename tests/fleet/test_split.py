@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.engine.inbox import SetStepCost
 from service.fleet.transfer.split import LinkCost, PrefillPlace, choose
-from telemetry.facts.kv_transfer_records import Way
+from telemetry.facts.fleet.kv_transfer_records import Way
 
 COST = SetStepCost(
     base_ns=20_000_000, prefill_token_ns=200_000, decode_row_ns=1_000_000, context_token_ns=1_000

@@ -48,7 +48,7 @@ from service.fleet.transfer.messages import (
 )
 from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.sending import PrefillPatience
-from telemetry.facts.kv_transfer_records import KvFault, RemoteParts
+from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 from telemetry.facts.reasons import EndReason
 
 P, D = PeerId("p", 1), PeerId("d", 2)

@@ -23,7 +23,7 @@ from lab.simulation.sim_executor import WrongContents
 from service.engine.plan import Emission
 from service.fleet.transfer.messages import PeerId
 from telemetry.facts.engine_records import SequenceQueued
-from telemetry.facts.kv_transfer_records import KvAdmitted, KvVerified
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvVerified
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart

@@ -28,7 +28,7 @@ from service.engine.sequences.fact_log import FactLog, PendingFact
 from service.engine.sequences.request import Request
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import end_after
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
     KvLost,

@@ -14,7 +14,7 @@ from service.engine.kv.prefix import PrefixCache
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request
 from service.engine.sequences.sequence_table import SequenceTable
-from telemetry.facts.kv_transfer_records import KvReleased
+from telemetry.facts.fleet.kv_transfer_records import KvReleased
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     SequenceRefused,
 )
-from telemetry.facts.kv_transfer_records import KvHeld
+from telemetry.facts.fleet.kv_transfer_records import KvHeld
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.facts.step_parts import BlocksSealed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from service.engine.inbox import Command
 from service.engine.plan import Sample
 from service.fleet.transfer.messages import Message, PeerId
-from telemetry.facts.kv_transfer_records import KvTransferFact
+from telemetry.facts.fleet.kv_transfer_records import KvTransferFact
 from telemetry.facts.reasons import EndReason
 
 # Events of both sides

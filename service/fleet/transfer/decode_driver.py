@@ -29,7 +29,7 @@ from service.fleet.transfer.messages import PeerId
 from service.fleet.transfer.transport import BlockMemory, MessageLink
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceEnded
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvRefused,
     KvReserved,

@@ -55,7 +55,7 @@ from service.fleet.transfer.messages import (
     Seal,
     ToDecode,
 )
-from telemetry.facts.kv_transfer_records import KvFault, KvRequested, KvSealed, KvVerified
+from telemetry.facts.fleet.kv_transfer_records import KvFault, KvRequested, KvSealed, KvVerified
 
 _REMEMBERED = 4096
 

@@ -20,7 +20,7 @@ import msgspec
 
 from service.engine.inbox import Submit
 from service.engine.plan import Sample
-from telemetry.facts.kv_transfer_records import KvFault, RemoteParts
+from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 
 MAX_BLOCKS = 1 << 20
 """Of one transfer: what a peer may ask for, far more than any context."""

@@ -29,7 +29,7 @@ from service.fleet.transfer.prefill_side import PrefillEvent, PrefillSide
 from service.fleet.transfer.transport import BlockMemory, KvTransport, MessageLink, Written
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
-from telemetry.facts.kv_transfer_records import KvTransferFact
+from telemetry.facts.fleet.kv_transfer_records import KvTransferFact
 from telemetry.facts.records import Fact
 from telemetry.numbers.intervals import Interval
 

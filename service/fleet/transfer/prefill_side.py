@@ -54,7 +54,7 @@ from service.fleet.transfer.messages import (
 )
 from service.fleet.transfer.remote_parts import remote_parts
 from service.fleet.transfer.sending import PrefillPatience, PrefillState, Pushing, Sending
-from telemetry.facts.kv_transfer_records import KvChunkPushed, KvFault
+from telemetry.facts.fleet.kv_transfer_records import KvChunkPushed, KvFault
 from telemetry.facts.reasons import EndReason, Outcome
 
 PrefillEvent = Arrived | PeerGone | ChunkComputed | PromptEnded | PushBegun | PushEnded | FenceEnded

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from telemetry.facts.kv_transfer_records import RemoteParts
+from telemetry.facts.fleet.kv_transfer_records import RemoteParts
 from telemetry.numbers.intervals import Interval, length_ns, overlap, union
 
 

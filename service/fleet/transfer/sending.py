@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from service.engine.plan import Sample
 from service.fleet.transfer.messages import Begin, PeerId, Seal
-from telemetry.facts.kv_transfer_records import KvFault
+from telemetry.facts.fleet.kv_transfer_records import KvFault
 from telemetry.numbers.intervals import Interval
 
 

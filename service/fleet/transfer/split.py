@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from service.engine.inbox import SetStepCost
-from telemetry.facts.kv_transfer_records import KvSplitChosen, Way
+from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from service.fleet.transfer.remote_parts import remote_parts
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded, SequenceQueued
-from telemetry.facts.kv_transfer_records import (
+from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
     KvLost,
