@@ -26,6 +26,7 @@ from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
 from service.fleet.transfer.tcp_frames import (
     ACK,
+    MAX_HELLO_BYTES,
     WRITE,
     FrameError,
     Hello,
@@ -37,6 +38,8 @@ from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEv
 
 KEY_BYTES = 16
 _MAX_QUEUED_FRAMES = 4096
+_MAX_WAITING_MESSAGES = 65_536
+_MAX_CONNECTIONS = 1024
 _ENCODER = msgspec.msgpack.Encoder()
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _MESSAGE = msgspec.msgpack.Decoder(Message)
@@ -86,6 +89,7 @@ class TcpEndpoint:
         self._fences: set[int] = set()
         self._gone: set[PeerId] = set()
         self._tickets = 0
+        self._served = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.refused_writes = 0
         self._listener = socket.create_server((host, port))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -216,7 +220,10 @@ class TcpEndpoint:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            self._start(self._serve, connection)
+            if self._served.acquire(blocking=False):
+                self._start(self._serve, connection)
+            else:
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         """Read one connection to its end. When this returns nothing of it is written any more."""
@@ -227,6 +234,8 @@ class TcpEndpoint:
             connection.settimeout(None)
             while True:
                 kind, body = read_frame(connection)
+                if len(self._came) > _MAX_WAITING_MESSAGES:
+                    raise FrameError("more messages than anybody reads")
                 if kind is Kind.MESSAGE:
                     self._came.append(Arrived(peer, _MESSAGE.decode(body)))
                 elif kind is Kind.WRITE:
@@ -237,11 +246,12 @@ class TcpEndpoint:
             pass
         finally:
             connection.close()
+            self._served.release()
             if peer is not None:
                 self._ended(peer)
 
     def _greet(self, connection: socket.socket) -> PeerId:
-        kind, body = read_frame(connection)
+        kind, body = read_frame(connection, MAX_HELLO_BYTES)
         if kind is not Kind.HELLO:
             raise FrameError("a connection begins with a hello")
         hello = _HELLO.decode(body)

@@ -12,6 +12,8 @@ from service.fleet.transfer.messages import PeerId
 
 MAX_FRAME_BYTES = 64 << 20
 """A message with the longest prompt, or a block of the largest model, is far below this."""
+MAX_HELLO_BYTES = 4096
+"""Before it is known who is there."""
 
 _HEADER = struct.Struct("!BI")
 WRITE = struct.Struct("!16sQQI")  # key of the memory, epoch, ticket, block
@@ -48,10 +50,12 @@ def pack(kind: Kind, *parts: bytes) -> bytes:
     return _HEADER.pack(kind, len(body)) + body
 
 
-def read_frame(connection: socket.socket) -> tuple[Kind, bytearray]:
+def read_frame(
+    connection: socket.socket, most_bytes: int = MAX_FRAME_BYTES
+) -> tuple[Kind, bytearray]:
     """The next frame. Raises FrameError, and OSError when the connection ends."""
     kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size))
-    if length > MAX_FRAME_BYTES or kind not in _KINDS:
+    if length > most_bytes or kind not in _KINDS:
         raise FrameError(f"a frame of kind {kind} with {length} bytes")
     return Kind(kind), _exactly(connection, length)
 
