@@ -6,8 +6,9 @@ do nine of ten requests still meet both targets?
 In virtual time, with the production scheduler and protocol, and with the costs of a step that
 `benchmarks.disaggregated.real` measured, as if each engine had a machine of its own and a link of
 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
-inter-token target; the better one counts. A claim in kind (DistServe, Zhong et al., OSDI 2024), not
-a figure of any machine.
+inter-token target; the better one counts. `by_rule` is the pair in which each prompt goes the way
+that `service.fleet.transfer.split` predicts to be the cheaper one. A claim in kind (DistServe, Zhong
+et al., OSDI 2024), not a figure of any machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,16 +27,19 @@ from lab.fleet.disaggregated.node import SimNode
 from lab.fleet.disaggregated.scenario import MS, SECOND, Ask, Scenario
 from lab.fleet.disaggregated.world import World
 from service.engine.admission import Limits
-from service.engine.inbox import SetStepCost
+from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission, Plan
 from service.fleet.transfer.decode_side import DecodePatience
 from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.split import LinkCost, PrefillPlace, choose
 from telemetry.costs.step_load import attention_pairs
+from telemetry.facts.fleet.kv_transfer_records import Way
 
 FOLDER = Path(__file__).parents[1] / "results"
 COSTS, RESULTS = FOLDER / "disaggregated_real.json", FOLDER / "disaggregated_goodput.json"
 BLOCK_TOKENS, BLOCK_NS = 16, 370_000  # a block of the default model in bf16, at 1 GB/s
 REQUESTS, GOOD = 120, 0.9
+LINK = LinkCost(token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=0.14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,10 @@ class Timed(World):
 
     most_events = 10_000_000
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, by_rule: bool) -> None:
         self.token_ns: dict[int, list[int]] = defaultdict(list)
+        self.by_rule = by_rule
+        self.ways: Counter[Way] = Counter()
         super().__init__(scenario)
         self.invariants.after_iteration = lambda node: None  # type: ignore[method-assign]
         for node in self.decodes + self.prefills:
@@ -90,6 +96,31 @@ class Timed(World):
             if emission.sample is not None:
                 self.token_ns[emission.seq_id].append(self.events.now_ns)
         super().emitted(node, emissions)
+
+    def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
+        """With `by_rule` each prompt goes the way that is predicted to be the cheaper one."""
+        if self.by_rule:
+            cost = self.scenario.cost.fitted  # type: ignore[attr-defined]
+            here, there = (place_of(one, cost) for one in (node, self.prefills[0]))
+            way = choose(len(submit.prompt), here, there, LINK).way
+            self.ways[way] += 1
+            remote = way is Way.REMOTE
+        super()._submit(node, submit, remote)
+
+
+def place_of(node: SimNode, cost: SetStepCost) -> PrefillPlace:
+    """What the rule knows of an engine; nothing is cached, because no two prompts are alike."""
+    running = node.scheduler.table.running
+    decoding = [one for one in running if not one.in_prefill]
+    begun = sum(one.prefill_tokens - one.computed_tokens for one in running if one.in_prefill)
+    return PrefillPlace(
+        cost=cost,
+        cached_tokens=0,
+        waiting_tokens=node.scheduler.waiting_tokens + begun,
+        residents=len(decoding),
+        context_tokens=sum(one.computed_tokens for one in decoding),
+        chunk_tokens=512,
+    )
 
 
 def limits_of(tpot_ns: int | None) -> Limits:
@@ -124,7 +155,7 @@ def targets_of(mix: Mix, cost: SetStepCost) -> tuple[float, float]:
 def share_good(mix: Mix, cost: SetStepCost, rate: float, layout: str) -> float:
     """The share of requests that meet both targets."""
     ttft_ns, tpot_ns = targets_of(mix, cost)
-    apart = layout == "apart"
+    apart = layout in ("apart", "by_rule")
     asks = asks_of(mix, rate, apart)
     world = Timed(
         Scenario(
@@ -133,7 +164,8 @@ def share_good(mix: Mix, cost: SetStepCost, rate: float, layout: str) -> float:
             prefills=1 if apart else 0, decodes=1 if apart else 2,
             decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
             prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
-        )
+        ),
+        layout == "by_rule",
     )  # fmt: skip
     world.run()
     good = 0
@@ -168,7 +200,7 @@ def main() -> int:
     cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
     found: list[dict[str, Any]] = []
     for mix in MIXES:
-        rates = {name: goodput(mix, cost, name) for name in ("fixed", "paced", "apart")}
+        rates = {name: goodput(mix, cost, name) for name in ("fixed", "paced", "apart", "by_rule")}
         together = max(rates["fixed"], rates["paced"])
         ttft_ns, tpot_ns = targets_of(mix, cost)
         found.append(
@@ -177,6 +209,9 @@ def main() -> int:
                 "targets_ms": [round(ttft_ns / MS), round(tpot_ns / MS)],
                 "requests_per_s": {name: round(rate, 3) for name, rate in rates.items()},
                 "apart_over_together": round(rates["apart"] / together, 2) if together else None,
+                "by_rule_over_together": round(rates["by_rule"] / together, 2)
+                if together
+                else None,
             }
         )
         print(json.dumps(found[-1]), flush=True)
