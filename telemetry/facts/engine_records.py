@@ -305,8 +305,8 @@ class StepRecorded(_Fact, frozen=True):
 
 
 class EngineIdled(_Fact, frozen=True):
-    """The engine has nothing to run; its gauges at that moment. Without it, a cancellation that ends
-    the last sequence would not be seen: no step follows."""
+    """The engine has nothing to run; its gauges then. Without it, a cancellation that ends the last
+    sequence would not be seen: no step follows."""
 
     at_ns: int
     running: int
