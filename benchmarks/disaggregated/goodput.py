@@ -7,8 +7,8 @@ In virtual time, with the production scheduler and protocol, and with the costs 
 `benchmarks.disaggregated.real` measured, as if each engine had a machine of its own and a link of
 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
 inter-token target; the better one counts. `by_rule` is the pair in which each prompt goes the way
-that `service.fleet.transfer.split` predicts to be the cheaper one. A claim in kind (DistServe, Zhong
-et al., OSDI 2024), not a figure of any machine.
+that `service.fleet.transfer.split` predicts to be the cheaper one. A claim in kind (DistServe,
+Zhong et al., OSDI 2024), not a figure of any machine.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ def main() -> int:
                 "mix": mix.name,
                 "targets_ms": [round(ttft_ns / MS), round(tpot_ns / MS)],
                 "requests_per_s": {name: round(rate, 3) for name, rate in rates.items()},
-                "apart_over_together": round(rates["apart"] / together, 2) if together else None,
-                "by_rule_over_together": round(rates["by_rule"] / together, 2)
-                if together
-                else None,
+                "over_together": {
+                    name: round(rates[name] / together, 2) if together else None
+                    for name in ("apart", "by_rule")
+                },
             }
         )
         print(json.dumps(found[-1]), flush=True)
