@@ -56,6 +56,7 @@ class EngineView:
         self.draining = False
         self.report: EngineReported | None = None
         self.cost = ASSUMED_COST
+        self._fitted: StepCostSet | None = None
         self.outstanding: OrderedDict[str, Sent] = OrderedDict()
         self.sent_count = self.ended_count = 0
         self.prefix_number: int | None = None
@@ -80,7 +81,9 @@ class EngineView:
         self.report = report
         self.draining = self.draining or report.draining
         if report.cost is not None:
-            self.cost = _command_of(report.cost)
+            self._fitted = report.cost
+        if self._fitted is not None:
+            self.cost = _command_of(self._fitted, report.drift)
         while self._unseen and self._unseen[0].ordinal <= report.received:
             self._unseen.popleft()
         while self._unseen_ends and self._unseen_ends[0][0] <= report.ended:
@@ -160,14 +163,14 @@ class EngineView:
         return None if self.report is None else max(0, now_ns - self.signal_ns)
 
 
-def _command_of(cost: StepCostSet) -> SetStepCost:
+def _command_of(cost: StepCostSet, drift: float) -> SetStepCost:
+    """The fitted cost at the present speed."""
     return SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-        pair_ns=cost.pair_ns,
-        mixed_ns=cost.mixed_ns,
+        base_ns=round(cost.base_ns * drift),
+        prefill_token_ns=round(cost.prefill_token_ns * drift),
+        decode_row_ns=round(cost.decode_row_ns * drift),
+        context_token_ns=round(cost.context_token_ns * drift),
+        pair_ns=cost.pair_ns * drift,
+        mixed_ns=round(cost.mixed_ns * drift),
         spread=cost.spread,
-        around_ns=cost.around_ns,
     )

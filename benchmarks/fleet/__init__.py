@@ -1,0 +1,5 @@
+"""Figures of a fleet.
+
+decision    how long the router's decision takes
+routing     goodput of each policy on simulated fleets
+"""
