@@ -19,11 +19,11 @@ from telemetry.facts import (
     host_records,
     reasons,
     records,
-    routing_records,
     step_parts,
     tool_records,
 )
 from telemetry.facts.base import FactStruct
+from telemetry.facts.fleet import routing_records
 
 _HEAD = f"""# Facts
 

@@ -45,10 +45,7 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
-from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,
@@ -58,6 +55,9 @@ from telemetry.facts.routing_records import (
     RouteRefused,
     RouterStarted,
 )
+from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
+from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 
 SCHEMA_VERSION = 3

@@ -9,7 +9,7 @@ from service.fleet.routing.prediction import Predicted, predict
 from service.fleet.routing.prefix_index import MOST_ANCHORS, PrefixIndex
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import PrefixChanges
+from telemetry.facts.fleet.routing_records import PrefixChanges
 
 _LEARNED = 1 / 64
 """Weight of one more request in the means of lengths."""

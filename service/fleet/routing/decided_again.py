@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from service.fleet.routing.request import request_of
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,

@@ -19,7 +19,7 @@ from service.engine.budget import LEAST_SHARE
 from service.engine.inbox import SetStepCost
 from service.fleet.routing.ring import hash_of
 from telemetry.facts.engine_records import StepCostSet
-from telemetry.facts.routing_records import EngineReported
+from telemetry.facts.fleet.routing_records import EngineReported
 
 ASSUMED_COST = SetStepCost(
     base_ns=20_000_000, prefill_token_ns=100_000, decode_row_ns=300_000, context_token_ns=500

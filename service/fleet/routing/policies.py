@@ -20,7 +20,7 @@ from service.fleet.routing.engine_view import EngineView
 from service.fleet.routing.prediction import Predicted
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.ring import Ring, hash_of
-from telemetry.facts.routing_records import RoutingPolicy
+from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 LEAST_LOADED = 3
 HOLDERS = 5

@@ -20,7 +20,7 @@ from service.engine.budget import LEAST_SHARE
 from service.fleet.routing.engine_view import EngineView
 from service.fleet.routing.request import RouteRequest
 from telemetry.costs.step_load import attention_pairs
-from telemetry.facts.routing_records import Candidate
+from telemetry.facts.fleet.routing_records import Candidate
 
 
 class Predicted(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.routing_records import RequestRouted
+from telemetry.facts.fleet.routing_records import RequestRouted
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -28,7 +28,7 @@ from service.fleet.routing.settings import (
     MAX_EXCLUDED,
     RoutingSettings,
 )
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telemetry.facts.routing_records import RouterStarted, RoutingPolicy
+from telemetry.facts.fleet.routing_records import RouterStarted, RoutingPolicy
 
 MAX_ENGINES = 10_000
 MAX_CANDIDATES = 8

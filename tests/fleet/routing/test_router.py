@@ -10,7 +10,7 @@ from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of, anchors_of
 from service.fleet.routing.decided_again import NoRouter, decide_again
 from service.fleet.routing.router import FleetFact, Reported
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,

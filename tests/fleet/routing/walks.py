@@ -9,7 +9,7 @@ from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Reported, Router
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.engine_records import StepCostSet
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,
     PrefixChanges,
