@@ -22,7 +22,7 @@ from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import Router
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import EngineReported, RequestRouted, RoutingPolicy
+from telemetry.facts.fleet.routing_records import EngineReported, RequestRouted, RoutingPolicy
 from telemetry.numbers.quantiles import quantile
 
 _DECISIONS = 20_000

@@ -31,7 +31,7 @@ from benchmarks.fleet.decision import DecisionTimes, measure_all
 from lab.fleet.traffic import Trace, sessions
 from lab.fleet.world import FleetScenario, FleetWorld
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import RoutingPolicy
+from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 RESULT = Path("benchmarks/results/fleet_routing.json")
 _PIECES = Path("build/fleet_routing")

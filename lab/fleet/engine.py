@@ -24,7 +24,7 @@ from service.engine.sequences.engine_load import EngineLoad, load_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepCostSet
-from telemetry.facts.routing_records import PrefixChanges
+from telemetry.facts.fleet.routing_records import PrefixChanges
 
 KEY = b"a simulated fleet"
 IDENTITY = "sim"

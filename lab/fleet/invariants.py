@@ -28,8 +28,8 @@ from lab.simulation.evidence import require
 from service.fleet.routing.decided_again import decide_again
 from service.fleet.routing.router import FleetFact, Reported, Router
 from service.fleet.routing.settings import MAX_CANDIDATES
+from telemetry.facts.fleet.routing_records import RequestRouted, RouteRefused
 from telemetry.facts.reasons import EndReason
-from telemetry.facts.routing_records import RequestRouted, RouteRefused
 
 
 class FleetInvariants:

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from lab.fleet.traffic import Session
+from telemetry.facts.fleet.routing_records import RouteRefusal
 from telemetry.facts.reasons import EndReason
-from telemetry.facts.routing_records import RouteRefusal
 from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 from telemetry.stats.slo import judge_latencies, judge_unfinished

@@ -11,7 +11,7 @@ from lab.fleet.traffic import Session, Trace, sessions
 from lab.fleet.world import FleetScenario
 from lab.simulation.sim_executor import LinearCost
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.routing_records import RoutingPolicy
+from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 _SECOND = 1_000_000_000
 _SLOWER = LinearCost(

@@ -25,8 +25,8 @@ from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
+from telemetry.facts.fleet.routing_records import EngineReported, LeaveReason, RouteRefused
 from telemetry.facts.reasons import EndReason
-from telemetry.facts.routing_records import EngineReported, LeaveReason, RouteRefused
 
 _END_TOKENS = (1,)
 

@@ -14,14 +14,14 @@ from lab.fleet.world import FleetWorld
 from lab.simulation.evidence import InvariantViolated
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import Reported, Router
-from telemetry.facts.reasons import EndReason
-from telemetry.facts.routing_records import (
+from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,
     PrefixChanges,
     RequestRouted,
     RouteRefused,
 )
+from telemetry.facts.reasons import EndReason
 
 SEEDS = 60
 

@@ -14,8 +14,8 @@ from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.settings import RoutingSettings
+from telemetry.facts.fleet.routing_records import RequestRouted, RouteRefused, RoutingPolicy
 from telemetry.facts.reasons import EndReason
-from telemetry.facts.routing_records import RequestRouted, RouteRefused, RoutingPolicy
 from telemetry.stats.slo_report import Verdict
 
 MS = 1_000_000
