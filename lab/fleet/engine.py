@@ -12,24 +12,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import asdict, replace
+
 from lab.simulation.sim_executor import LinearCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
 from service.engine.fairness import Policy
-from service.engine.inbox import Cancel, SetRecording, Submit
+from service.engine.inbox import Cancel, SetRecording, SetStepCost, Submit
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
 from service.engine.sequences.engine_load import EngineLoad, load_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepCostSet
-from telemetry.facts.fleet.routing_records import PrefixChanges
+from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
 
 KEY = b"a simulated fleet"
 IDENTITY = "sim"
 END_TOKEN = 1
 _REST_NS = 50_000
+_SPREAD = 1.05
 
 COST = LinearCost(
     base_ns=25_000_000, prefill_token_ns=120_000, decode_row_ns=500_000, context_token_ns=400
@@ -52,27 +55,22 @@ LIMITS = Limits(
 """The defaults of `phasescope serve`, on a cache of 24,576 tokens."""
 
 
+def fitted(cost: LinearCost) -> SetStepCost:
+    """The true cost, as a fit would have it, with the spread of a quiet machine."""
+    return replace(cost.as_fitted(), spread=_SPREAD)
+
+
 def as_fact(cost: LinearCost) -> StepCostSet:
-    """The true cost, as the engine's fit would have it."""
-    fitted = cost.as_fitted()
-    return StepCostSet(
-        0,
-        0,
-        fitted.base_ns,
-        fitted.prefill_token_ns,
-        fitted.decode_row_ns,
-        fitted.context_token_ns,
-    )
+    return StepCostSet(at_ns=0, step_id=0, **asdict(fitted(cost)))
 
 
 class TimedDevice(CountedAdapters):
     """Implements `service.engine.executor.Executor`: a step takes its cost, times `slow`. A
     sequence ends with `END_TOKEN` at the length that it was given."""
 
-    block_tokens, blocks_total = LIMITS.block_tokens, LIMITS.blocks_total
-
-    def __init__(self, clock: ManualClock, cost: LinearCost) -> None:
+    def __init__(self, clock: ManualClock, cost: LinearCost, limits: Limits) -> None:
         super().__init__()
+        self.block_tokens, self.blocks_total = limits.block_tokens, limits.blocks_total
         self.slow: Callable[[int], float] = lambda now_ns: 1.0
         self.lengths: dict[int, int] = {}
         self._clock, self._cost = clock, cost
@@ -123,13 +121,13 @@ class SimEngine:
         now_ns: int,
         cost: LinearCost,
         whole_each: int,
-        make_scheduler: Callable[[Limits], Scheduler] = Scheduler,
+        limits: Limits = LIMITS,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self.cost = cost
+        self._cost = as_fact(cost)
         self.clock = ManualClock(now_ns)
-        self.device = TimedDevice(self.clock, cost)
-        self.scheduler = make_scheduler(LIMITS)
+        self.device = TimedDevice(self.clock, cost, limits)
+        self.scheduler = Scheduler(limits)
         self.next_turn_ns: int | None = None
         self.dead_ns: int | None = None
         self.draining = False
@@ -141,7 +139,7 @@ class SimEngine:
         self._whole_each = whole_each
         self._received = self._ended = self._unread = self._reports = 0
         self._virtual.send(SetRecording(False))
-        self._virtual.send(cost.as_fitted())
+        self._virtual.send(fitted(cost))
 
     @property
     def is_busy(self) -> bool:
@@ -192,6 +190,23 @@ class SimEngine:
             load_of(core.table, core.pool, core.limits, core.cost.drift, now_ns),
             self.draining,
             self._prefixes(),
+        )
+
+    def as_fact(self, made: Made, at_ns: int, age_ns: int) -> EngineReported:
+        """A report as the router takes it, when it comes."""
+        load = asdict(made.load)
+        return EngineReported(
+            at_ns=at_ns,
+            engine=self.name,
+            incarnation=self.incarnation,
+            number=made.number,
+            age_ns=age_ns,
+            received=made.received,
+            ended=made.ended,
+            draining=made.draining,
+            cost=self._cost,
+            prefixes=made.prefixes,
+            **load,
         )
 
     def held_anchors(self) -> set[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
-from lab.fleet.engine import COST
+from lab.fleet.engine import COST, LIMITS
 from lab.fleet.faults import Death, Drain, FleetFaults, Join, Silence, Slow
 from lab.fleet.link import Link
 from lab.fleet.traffic import Session, Trace, sessions
@@ -17,6 +18,9 @@ _SECOND = 1_000_000_000
 _SLOWER = LinearCost(
     base_ns=60_000_000, prefill_token_ns=300_000, decode_row_ns=900_000, context_token_ns=900
 )
+
+_SMALL = replace(LIMITS, max_model_tokens=2560, blocks_total=176)
+"""With so few blocks prefixes are evicted and sequences preempted."""
 
 
 def fleet_chaos(seed: int, span_s: float = 4.0) -> FleetScenario:
@@ -38,6 +42,7 @@ def fleet_chaos(seed: int, span_s: float = 4.0) -> FleetScenario:
             report_loss=random.choice((0.0, 0.3)),
             whole_each=random.choice((0, 2, 5)),
         ),
+        limits=random.choice((LIMITS, _SMALL)),
         costs=random.choice(((COST,), (COST, _SLOWER))),
         faults=_faults(random, engines, int(span_s * _SECOND)),
     )

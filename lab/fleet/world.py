@@ -12,20 +12,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from lab.fleet.engine import COST, IDENTITY, KEY, LIMITS, Made, SimEngine, as_fact, token_of
+from lab.fleet.engine import COST, IDENTITY, KEY, LIMITS, Made, SimEngine, token_of
 from lab.fleet.faults import Death, Drain, FleetFaults, Join
 from lab.fleet.invariants import FleetInvariants
 from lab.fleet.link import Link
 from lab.fleet.outcome import TARGET, Asked, Outcome, outcome_of
 from lab.fleet.traffic import MAX_TOKENS, Session
 from lab.simulation.sim_executor import LinearCost
+from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Submit
 from service.engine.plan import Emission, SamplingParams
 from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.fleet.routing_records import EngineReported, LeaveReason, RouteRefused
+from telemetry.facts.fleet.routing_records import LeaveReason, RouteRefused
 from telemetry.facts.reasons import EndReason
 
 _END_TOKENS = (1,)
@@ -41,6 +42,7 @@ class FleetScenario:
     settings: RoutingSettings
     link: Link = field(default_factory=Link)
     costs: tuple[LinearCost, ...] = (COST,)
+    limits: Limits = LIMITS
     faults: FleetFaults = field(default_factory=FleetFaults)
 
 
@@ -105,7 +107,7 @@ class FleetWorld:
     def _ask(self, session: Session, turn: int, before: list[int]) -> None:
         """A request comes to the gateway."""
         prompt = [*before, *session.new_tokens(turn)]
-        prompt = prompt[: LIMITS.max_model_tokens - MAX_TOKENS - 1]
+        prompt = prompt[: self.scenario.limits.max_model_tokens - MAX_TOKENS - 1]
         wanted = session.turns[turn].output_tokens
         asked = Asked(session, turn, self.now_ns, prompt, wanted)
         request_id = f"r{len(self.asked)}"
@@ -122,7 +124,7 @@ class FleetWorld:
             max_tokens=MAX_TOKENS,
             anchors=anchors_of(
                 asked.prompt,
-                LIMITS.block_tokens,
+                self.scenario.limits.block_tokens,
                 key=KEY,
                 identity=IDENTITY,
                 tenant=asked.session.tenant,
@@ -257,30 +259,7 @@ class FleetWorld:
             self._at(arrives_ns, self._reported, engine, made)
 
     def _reported(self, engine: SimEngine, made: Made) -> None:
-        load = made.load
-        report = EngineReported(
-            at_ns=self.now_ns,
-            engine=engine.name,
-            incarnation=engine.incarnation,
-            number=made.number,
-            age_ns=self.scenario.link.delay_ns,
-            received=made.received,
-            ended=made.ended,
-            running=load.running,
-            waiting=load.waiting,
-            prompt_tokens=load.prompt_tokens,
-            decode_rows=load.decode_rows,
-            context_tokens=load.context_tokens,
-            blocks_used=load.blocks_used,
-            blocks_total=load.blocks_total,
-            max_seqs=load.max_seqs,
-            budget_tokens=load.budget_tokens,
-            target_ns=load.target_ns,
-            draining=made.draining,
-            drift=load.drift,
-            cost=as_fact(engine.cost),
-            prefixes=made.prefixes,
-        )
+        report = engine.as_fact(made, self.now_ns, self.scenario.link.delay_ns)
         taken = self.router.report(report)
         if self._invariants is not None:
             self._invariants.reported(engine, made, taken)
@@ -291,11 +270,12 @@ class FleetWorld:
         number, costs, link = self._joins, self.scenario.costs, self.scenario.link
         self._joins += 1
         cost = costs[number % len(costs)]
-        engine = SimEngine(name, number + 1, self.now_ns, cost, link.whole_each)
+        limits = self.scenario.limits
+        engine = SimEngine(name, number + 1, self.now_ns, cost, link.whole_each, limits)
         engine.device.slow = self.scenario.faults.slowness(name)
         self._engines[name] = engine
         self._all.append(engine)
-        lost = self.router.joined(name, engine.incarnation, LIMITS.block_tokens, self.now_ns)
+        lost = self.router.joined(name, engine.incarnation, limits.block_tokens, self.now_ns)
         assert not lost, f"{name} is there already"
         if self._invariants is not None:
             self._invariants.joined(engine)
