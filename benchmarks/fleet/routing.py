@@ -37,10 +37,10 @@ _PIECES = Path("build/fleet_routing")
 _SECOND = 1_000_000_000
 
 DEVELOPMENT_SEEDS = (1, 2)
-SEEDS: dict[int, tuple[int, ...]] = {8: (101, 102, 103, 104, 105), 64: (201, 202), 1000: (301,)}
+SEEDS: dict[int, tuple[int, ...]] = {8: (101, 102, 103), 64: (201,), 1000: (301,)}
 LOADS: dict[Trace, tuple[float, ...]] = {
     Trace.SHAREGPT: (2.6, 2.9, 3.2),
-    Trace.SHARED_PREFIX: (3.0, 5.5, 8.0),
+    Trace.SHARED_PREFIX: (5.5, 7.0, 8.5),
     Trace.AGENTIC: (0.6, 0.9, 1.2),
 }
 """Sessions a second of each engine: from where round robin begins to miss, up to where the default
@@ -52,8 +52,13 @@ OVERLOADS: dict[Trace, float] = {
 }
 """More than can be served, of the smallest fleet only: here queues grow as long as it lasts."""
 SMALLEST, LARGEST = 8, 1000
-"""Engines of the fleet that is overloaded too, and of the one that runs the middle load only."""
-SPAN_S: dict[int, float] = {8: 40.0, 64: 40.0, 1000: 24.0}
+"""Engines of the fleet that has all loads, and of the one that has the middle one only."""
+SPAN_S: dict[int, dict[Trace, float]] = {
+    8: dict.fromkeys(Trace, 30.0),
+    64: {Trace.SHAREGPT: 20.0, Trace.SHARED_PREFIX: 15.0, Trace.AGENTIC: 20.0},
+    1000: {Trace.SHAREGPT: 7.0, Trace.SHARED_PREFIX: 5.0, Trace.AGENTIC: 5.0},
+}
+"""Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,15 +90,19 @@ def wanted(engines: int, development: bool) -> Iterator[tuple[Trace, float, int,
     """The pieces of one size, policies innermost."""
     seeds = DEVELOPMENT_SEEDS if development else SEEDS[engines]
     for trace, seed in product(Trace, seeds):
-        loads = LOADS[trace][1:2] if engines == LARGEST else LOADS[trace]
-        if engines == SMALLEST and not development:
+        loads = LOADS[trace]
+        if engines == LARGEST:
+            loads = loads[1:2]
+        elif engines != SMALLEST:
+            loads = loads[:2]
+        elif not development:
             loads += (OVERLOADS[trace],)
         for rate, policy in product(loads, RoutingPolicy):
             yield trace, rate, seed, policy
 
 
 def compute(engines: int, trace: Trace, rate: float, seed: int, policy: RoutingPolicy) -> Piece:
-    span_s = SPAN_S[engines]
+    span_s = SPAN_S[engines][trace]
     asked = tuple(sessions(trace, seed, engines, rate, span_s))
     settings = RoutingSettings(policy=policy, seed=seed)
     begin = time.process_time()
@@ -112,13 +121,14 @@ def place_of(engines: int, trace: Trace, rate: float, seed: int, policy: Routing
     return _PIECES / f"{engines}_{trace.value}_{rate}_{seed}_{policy.value}.json"
 
 
-def run(engines: int, minutes: float, development: bool) -> None:
-    """Compute what is missing, until the time is over."""
+def run(engines: int, minutes: float, development: bool, half: int | None = None) -> None:
+    """Compute what is missing, until the time is over. Two processes may share the work by
+    halves: of each load and seed all policies belong to the same half."""
     _PIECES.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + minutes * 60
-    for trace, rate, seed, policy in wanted(engines, development):
+    for number, (trace, rate, seed, policy) in enumerate(wanted(engines, development)):
         place = place_of(engines, trace, rate, seed, policy)
-        if place.exists():
+        if place.exists() or (half is not None and number // len(RoutingPolicy) % 2 != half):
             continue
         if time.monotonic() > end:
             print("more is to be done: run it again")
@@ -180,11 +190,12 @@ def main() -> None:
     runner.add_argument("--engines", type=int, choices=sorted(SEEDS), required=True)
     runner.add_argument("--minutes", type=float, default=4.0)
     runner.add_argument("--development", action="store_true")
+    runner.add_argument("--half", type=int, choices=(0, 1), help="one of two processes")
     commands.add_parser("write")
     commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "run":
-        run(given.engines, given.minutes, given.development)
+        run(given.engines, given.minutes, given.development, given.half)
     elif given.command == "write":
         write()
     else:
