@@ -67,7 +67,8 @@ def _faults(random: Random, engines: int, span_ns: int) -> FleetFaults:
             death = Death(at_ns, name, random.choice((0, 1_000_000, 300_000_000)))
             events.append(death)
             if random.random() < 0.6:
-                back_ns = at_ns + death.seen_after_ns + 1 + random.randrange(_SECOND)
+                pause_ns = random.choice((1, random.randrange(_SECOND)))
+                back_ns = at_ns + death.seen_after_ns + pause_ns
                 events.append(Join(back_ns, name))
         elif chance < 0.55:
             events.append(Drain(at_ns, name, random.random() < 0.5))
