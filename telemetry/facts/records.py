@@ -55,7 +55,13 @@ from telemetry.facts.fleet.routing_records import (
     RouteRefused,
     RouterStarted,
 )
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
@@ -288,6 +294,8 @@ Fact = (
     | SequencesListed
     | AutopilotDecided
     | SequenceSent
+    | RemoteAdmitted
+    | TokensReceived
     | RemoteAccounted
     | ClockSampled
     | RouterStarted
