@@ -86,6 +86,7 @@ class Scheduler:
         self.adapters = AdapterDesk(limits.adapter_bytes, limits.max_adapters, self.table, self.log)
         self.remote_kv = RemoteKv(limits, self.table, self.prefix, self.log)
         self._planner = Planner(limits, self.table, self.prefix, self.remote_kv.received, self.log)
+        self.cost = self._planner.cost
         self._deadlines: list[tuple[int, int]] = []
 
     @property
@@ -116,9 +117,8 @@ class Scheduler:
     def submit(self, command: Submit, now_ns: int) -> None:
         """Queue a request, or end it at once with the reason of its refusal."""
         queue = self.table.queue
-        load = QueueLoad(
-            requests=len(queue), tokens=queue.tokens, of_tenant=queue.waiting_of(command.tenant)
-        )
+        of_tenant = queue.waiting_of(command.tenant)
+        load = QueueLoad(requests=len(queue), tokens=queue.tokens, of_tenant=of_tenant)
         request = Request(command)
         least_outputs = min(1, command.max_tokens)
         reason = refusal(self.limits, len(command.prompt), load, least_outputs)
