@@ -66,7 +66,8 @@ Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
 class Observed:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
     requests are being served, `stacks` are those of all threads, `more` are further metrics,
-    `more_lost` counts facts that other processes have lost."""
+    `more_lost` counts facts that other processes have lost; `on_timeline` hears of each ended
+    request."""
 
     engine: ObservedEngine
     model: Callable[[], str]
@@ -76,6 +77,7 @@ class Observed:
     more: MoreFamilies
     watch_host: bool
     more_lost: Callable[[], int] = lambda: 0
+    on_timeline: Callable[[RequestTimeline], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ def build_telemetry(
     request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
+    listeners += [] if observed.on_timeline is None else [observed.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
@@ -300,7 +303,8 @@ def _build_machine(
     engine = observed.engine
 
     def engine_pid() -> int | None:
-        return engine.started.pid if engine.has_engine and engine.started is not None else None
+        started = engine.started if engine.has_engine else None
+        return None if started is None else started.pid or None  # 0: on another machine
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(

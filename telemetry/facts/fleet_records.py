@@ -50,6 +50,34 @@ class SequenceSent(_Fact, frozen=True):
     incarnation: int
 
 
+class RemoteAdmitted(_Fact, frozen=True):
+    """The news was read that the sequence came into the batch of its engine for the first time, of
+    its `known_tokens` tokens with `hit_tokens` in the prefix cache there, and `ghost_tokens` more
+    that a larger cache would have had."""
+
+    at_ns: int
+    seq_id: int
+    engine: str
+    known_tokens: int
+    hit_tokens: int
+    ghost_tokens: int
+
+
+class ReceivedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`tokens` of one sequence."""
+
+    seq_id: int
+    tokens: int
+
+
+class TokensReceived(_Fact, frozen=True):
+    """A frame with tokens of some sequences was read from a node."""
+
+    at_ns: int
+    engine: str
+    rows: tuple[ReceivedRow, ...]
+
+
 class RemoteAccounted(_Fact, frozen=True):
     """The sequence's last output was read from the node at `at_ns`, and its first at
     `first_arrived_ns` (None: there was none before). `account` is the node's; None: it came without

@@ -45,7 +45,13 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
@@ -278,6 +284,8 @@ Fact = (
     | SequencesListed
     | AutopilotDecided
     | SequenceSent
+    | RemoteAdmitted
+    | TokensReceived
     | RemoteAccounted
     | ClockSampled
 )

@@ -31,6 +31,7 @@ class State(StrEnum):
     SKIP = "skip"
     PREEMPTED = "preempted"
     DELIVER = "deliver"
+    WIRE = "wire"
 
 
 class Part(StrEnum):
@@ -60,19 +61,21 @@ class Part(StrEnum):
     ADAPTER = "adapter"  # its adapter was loaded, or the loop placed one, whoever asked for it
     REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
     CLIENT = "client"
+    WIRE = "wire"  # to an engine node and back; below 0: the two clocks do not run alike
     LOST_STEP = "lost_step"  # in flight when the engine died
     DETOKENIZE = "detokenize"
     SEND = "send"
     UNATTRIBUTED = "unattributed"
-    NOT_OBSERVED = "not_observed"  # of an attached engine; the entry's reason is a NotObserved
+    NOT_OBSERVED = "not_observed"  # the entry's reason is a NotObserved
 
 
 class NotObserved(StrEnum):
-    """What of a request cannot be seen with an attached engine."""
+    """What of a request cannot be seen with an attached engine, or was not with one elsewhere."""
 
     FRONT_END = "front_end"  # in a front end that nothing observes
     TO_ENGINE = "to_engine"  # from the front end to the process of the engine core
     TO_FRONT_END = "to_front_end"  # the last token, from the engine core to the front end
+    AT_NODE = "at_node"  # at an engine node that has not accounted for it
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -30,6 +30,12 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import (
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     EngineDied,
@@ -155,6 +161,8 @@ class PhaseFold:
                 self._sequences.paused(fact.seq_id, fact.at_ns)
             case SequenceResumed():
                 self._sequences.resumed(fact.seq_id, fact.at_ns)
+            case SequenceSent() | RemoteAdmitted() | TokensReceived() | RemoteAccounted():
+                self._remote_fact(fact)
             case GrammarCompiled():
                 self._compiled(fact)
             case AdapterRead():
@@ -214,6 +222,21 @@ class PhaseFold:
             request.tool_calls = fact
         else:
             request.tool_results = fact
+
+    def _remote_fact(
+        self, fact: SequenceSent | RemoteAdmitted | TokensReceived | RemoteAccounted
+    ) -> None:
+        match fact:
+            case SequenceSent():
+                self._sequences.sent(fact)
+            case RemoteAdmitted():
+                self._sequences.admitted_remotely(fact)
+            case TokensReceived():
+                self._sequences.tokens_came(fact)
+            case RemoteAccounted():
+                if self._sequences.knows(fact.seq_id):
+                    self._sequences.get(fact.seq_id).remote = fact.account
+                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
 
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)

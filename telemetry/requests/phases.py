@@ -29,6 +29,7 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.facts.fleet_records import RemoteAccount
 from telemetry.facts.reasons import EndReason, Outcome, Phase, WaitReason
 from telemetry.facts.records import (
     UNKNOWN_ROUTE,
@@ -140,6 +141,10 @@ class SequenceTimeline:
     were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
     is the commit of the last step with a row of it. `received_ns` is when the process of an
     attached engine's core received it; None: not known, or our own engine.
+
+    Of one that was sent to the node `engine` at `sent_ns`, all stamps are the gateway's: tokens are
+    when they came, `scheduled_ns` when the news of it came, `ended_ns` when the last output did
+    that counted. `remote` is the node's account up to that one, in its own clock.
     """
 
     seq_id: int
@@ -158,6 +163,9 @@ class SequenceTimeline:
     compile_ns: int | None = None
     submitted_ns: int | None = None
     received_ns: int | None = None
+    sent_ns: int | None = None
+    engine: str | None = None
+    remote: RemoteAccount | None = None
 
     @property
     def is_prompt_only(self) -> bool:

@@ -21,6 +21,12 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import (
+    RemoteAccount,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
@@ -62,6 +68,9 @@ class Sequence:
     workload: WorkloadClass | None = None
     is_lost: bool = False
     has_gap: bool = False
+    sent_ns: int | None = None
+    engine: str | None = None
+    remote: RemoteAccount | None = None
     token_ns: list[int] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
     preempted: list[PreemptedSpan] = field(default_factory=list)
@@ -90,6 +99,9 @@ class Sequence:
             compile_ns=self.compile_ns,
             submitted_ns=self.submitted_ns,
             received_ns=self.received_ns,
+            sent_ns=self.sent_ns,
+            engine=self.engine,
+            remote=self.remote,
         )
 
 
@@ -110,6 +122,9 @@ class SequenceFold:
         if found is None:
             found = self._sequences[seq_id] = Sequence(seq_id)
         return found
+
+    def knows(self, seq_id: int) -> bool:
+        return seq_id in self._sequences
 
     def live_ids(self) -> list[int]:
         return list(self._sequences)
@@ -187,6 +202,32 @@ class SequenceFold:
         since = sequence.blocked_since
         if since is not None and since[0] is WaitReason.CLIENT_PAUSE:
             self._unblock(sequence, at_ns)
+
+    def sent(self, fact: SequenceSent) -> None:
+        """The sequence is on its way to an engine node."""
+        sequence = self.get(fact.seq_id)
+        sequence.sent_ns, sequence.engine = fact.at_ns, fact.engine
+
+    def admitted_remotely(self, fact: RemoteAdmitted) -> None:
+        """The news came that it is in the batch of an engine elsewhere."""
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is None or sequence.admitted is not None:
+            return
+        sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+        known, hit = fact.known_tokens, fact.hit_tokens
+        sequence.admitted = SequenceAdmitted(
+            fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens
+        )
+
+    def tokens_came(self, fact: TokensReceived) -> None:
+        """A frame of an engine node."""
+        for row in fact.rows:
+            sequence = self._sequences.get(row.seq_id)
+            if sequence is None:
+                continue
+            sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+            for _ in range(row.tokens):
+                self._token(sequence, fact.at_ns)
 
     def step(self, step: StepRecorded) -> None:
         self._remote_waits(step)

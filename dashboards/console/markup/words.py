@@ -24,6 +24,7 @@ _PARTS = {
     Part.LOST_STEP: "a step that was lost with the engine",
     Part.ADAPTER: "an adapter, which was loaded",
     Part.REMOTE_KV: "blocks that came from elsewhere",
+    Part.WIRE: "the way to an engine node and back",
     Part.NOT_OBSERVED: "what nothing observes",
 }
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
@@ -49,6 +50,20 @@ from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
 _QUEUES_PER_ITERATION = 16  # of the event loop: less than half a millisecond of work
+
+
+class RequestAbout(NamedTuple):
+    """A request, as an engine elsewhere records it. `sequence` counts its `sequences` from 0."""
+
+    request_id: str
+    trace_id: str
+    span_id: str
+    sampled: bool | None
+    slo_class: str
+    route: str
+    operation: str
+    sequence: int
+    sequences: int
 
 
 class EngineClient:
@@ -114,8 +129,9 @@ class EngineClient:
         self._last_seq_id += 1
         return self._last_seq_id
 
-    def submit(self, command: Submit, queue: OutputQueue) -> int:
-        """Send a sequence to the engine; its emissions arrive in `queue`.
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+        """Send a sequence to the engine; its emissions arrive in `queue`. `about` its request is
+        for engines that are elsewhere.
 
         Returns the number of bytes written. Raises EngineUnavailable when no engine is ready.
         """
@@ -244,14 +260,18 @@ class EngineClient:
                 self._on_sequence_fact(fact)
             elif isinstance(fact, SequenceEnded):
                 self._waiting.pop(fact.seq_id, None)
+        self._deliver(frame.emissions)
+        self.lost_facts = self._lost_before + frame.lost_facts
+        self.after_frame()
+
+    def _deliver(self, emissions: Iterable[Emission]) -> None:
+        """Pass emissions on to their requests."""
         is_flushing = bool(self._unflushed)
-        for emission in frame.emissions:
+        for emission in emissions:
             if (queue := self._enqueue(emission)) is not None:
                 self._unflushed[queue] = None
         if not is_flushing:
             self._flush_queues()
-        self.lost_facts = self._lost_before + frame.lost_facts
-        self.after_frame()
 
     def _flush_queues(self) -> None:
         """Flush up to `_QUEUES_PER_ITERATION` queues, and the rest in the next iteration.
