@@ -23,6 +23,7 @@ from telemetry.facts import (
     tool_records,
 )
 from telemetry.facts.base import FactStruct
+from telemetry.facts.fleet import routing_records
 
 _HEAD = f"""# Facts
 
@@ -45,6 +46,7 @@ _GROUPS = {
     "Written by the gateway, about engines on other machines": fleet_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
+    "Written by the router of a fleet": routing_records,
 }
 _VALUE = re.compile(r'^    ([A-Z_]+) = "([^"]+)"(?:  # (.+))?$', re.MULTILINE)
 
@@ -67,11 +69,28 @@ def document() -> str:
     return "\n".join(lines)
 
 
+_HOMES_OF_PARTS = (
+    engine_start,
+    engine_records,
+    step_parts,
+    tool_records,
+    fleet_records,
+    routing_records,
+)
+
+
 def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (engine_start, engine_records, step_parts, tool_records, fleet_records)
+        for home in (
+            engine_start,
+            engine_records,
+            step_parts,
+            tool_records,
+            fleet_records,
+            routing_records,
+        )
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)
@@ -83,7 +102,7 @@ def _parts() -> list[type[msgspec.Struct]]:
 def _sets() -> list[type[StrEnum]]:
     return [
         found
-        for home in (reasons, adapter_records)
+        for home in (reasons, adapter_records, routing_records)
         for found in vars(home).values()
         if inspect.isclass(found) and issubclass(found, StrEnum) and found is not StrEnum
     ]

@@ -1,5 +1,6 @@
 """Many engines behind many gateways.
 
+- `routing`: which engine a request is sent to; pure.
 - `wire`: the frames between a gateway and an engine node.
 - `membership`: which engines there are.
 

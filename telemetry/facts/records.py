@@ -45,6 +45,16 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
+from telemetry.facts.fleet.routing_records import (
+    EngineDrainBegan,
+    EngineJoined,
+    EngineLeft,
+    EngineReported,
+    RequestRouted,
+    RouteEnded,
+    RouteRefused,
+    RouterStarted,
+)
 from telemetry.facts.fleet_records import (
     ClockSampled,
     RemoteAccounted,
@@ -288,6 +298,14 @@ Fact = (
     | TokensReceived
     | RemoteAccounted
     | ClockSampled
+    | RouterStarted
+    | EngineJoined
+    | EngineDrainBegan
+    | EngineLeft
+    | EngineReported
+    | RequestRouted
+    | RouteRefused
+    | RouteEnded
 )
 
 

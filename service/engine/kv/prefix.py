@@ -38,6 +38,31 @@ class Match:
     ghost_blocks: int = 0
 
 
+def namespace_of(tenant: str, salt: str) -> str:
+    """Within which requests may share blocks."""
+    return f"{tenant}\0{salt}"
+
+
+def chain_root(identity: str, namespace: str, adapter: int = 0) -> bytes:
+    """The digest from which chains of a cache's identity, a namespace and an adapter start."""
+    seed = f"{len(identity)}:{identity}{adapter}:{namespace}".encode()
+    return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
+
+
+def chain_digests(
+    digests: list[bytes], root: bytes, tokens: Sequence[int], block_tokens: int
+) -> None:
+    """Append the digests of the full blocks of `tokens`, which follow those of `digests`."""
+    packed = memoryview(array("q", tokens)).cast("B")
+    size = block_tokens * _TOKEN_BYTES
+    last = digests[-1] if digests else root
+    for end in range(size, len(packed) + 1, size):
+        digest = hashlib.blake2b(last, digest_size=_DIGEST_BYTES)
+        digest.update(packed[end - size : end])
+        last = digest.digest()
+        digests.append(last)
+
+
 class PrefixCache:
     """Owns the map from digests to blocks; the pool counts who uses a block."""
 
@@ -65,20 +90,12 @@ class PrefixCache:
 
     def root(self, namespace: str, adapter: int = 0) -> bytes:
         """The digest from which chains of a namespace and an adapter start."""
-        seed = f"{len(self._identity)}:{self._identity}{adapter}:{namespace}".encode()
-        return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
+        return chain_root(self._identity, namespace, adapter)
 
     def extend(self, digests: list[bytes], root: bytes, tokens: Sequence[int]) -> None:
         """Append the digests of the full blocks of `tokens`, which follow those of `digests`;
         `root` is of the namespace."""
-        packed = memoryview(array("q", tokens)).cast("B")
-        size = self._block_tokens * _TOKEN_BYTES
-        last = digests[-1] if digests else root
-        for end in range(size, len(packed) + 1, size):
-            digest = hashlib.blake2b(last, digest_size=_DIGEST_BYTES)
-            digest.update(packed[end - size : end])
-            last = digest.digest()
-            digests.append(last)
+        chain_digests(digests, root, tokens, self._block_tokens)
 
     def match(self, digests: Iterable[bytes], now_ns: int) -> Match:
         """The longest known prefix of a chain; changes nothing."""
