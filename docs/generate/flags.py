@@ -64,10 +64,10 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
         lines += ["", NAMES]
         if name not in (_SERVE, _ATTACH, _NODE):  # it has the same ones as serve
             return lines
-    own = {_ATTACH: Group.ATTACH, _NODE: Group.FLEET}.get(name)
-    if own is not None:
+    special = {_ATTACH: Group.ATTACH, _NODE: Group.FLEET}.get(name)
+    if special is not None:
         lines += ["", _shared(titled)]
-        titled = [group for group in titled if group.title == own.value]
+        titled = [group for group in titled if group.title == special.value]
     for group in titled:
         shown = _arguments(group._group_actions, parser)
         lines += ["", f"### {name}: {group.title}", *shown] if shown else []

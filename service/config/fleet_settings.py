@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -77,6 +77,15 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
             min_length=1,
         ),
     ] = None
+    routing: Annotated[
+        Literal["least_finish", "prefix_affinity", "round_robin"],
+        setting(
+            "--routing",
+            Group.FLEET,
+            "how an engine is chosen for a request: where it would finish first, harm to others "
+            "included; where its prefix was sent, up to a bound on load; or in turn",
+        ),
+    ] = "least_finish"
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""

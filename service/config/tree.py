@@ -62,7 +62,8 @@ def node_settings() -> Mapping[str, Setting]:
 
 
 _OF_CLIENTS = (
-    "engines", "gateways", "compat", "ingest_workers", "stream_buffer", "stream_heartbeat",
+    "engines", "routing", "gateways", "compat", "ingest_workers", "stream_buffer",
+    "stream_heartbeat",
     "slow_client", "slow_client_timeout", "request_timeout", "tenant_keys",
 )  # fmt: skip
 _OF_ATTACH = (HttpConfig, LogsConfig, TracingConfig, PeaksConfig, RecorderConfig, MetricsConfig,

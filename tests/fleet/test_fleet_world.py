@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault
@@ -20,7 +21,9 @@ Case = Callable[[], Awaitable[None]]
 
 
 def run(case: Case) -> None:
-    asyncio.run(case())
+    """On the event loop that servers have."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(case())
 
 
 async def steps(node: NodeWorld, count: int, sequences: int = 1) -> None:

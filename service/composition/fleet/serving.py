@@ -26,6 +26,7 @@ from service.gateway.routes.fleet_app import fleet_app
 from service.gateway.server import run_gateway
 from service.gateway.server_state import LiveRequest
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
+from telemetry.facts.fleet.routing_records import RoutingPolicy
 from telemetry.facts.reasons import FactSource, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import Stages
@@ -65,7 +66,8 @@ async def _serve(
     clock, lane, model = MonotonicClock(), Lane(source=FactSource.GATEWAY), config.engine.model
     tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, clock)
     stages.end(StartStage.TOKENIZER)
-    client = FleetClient(membership, lane, clock, model.name, digest_of(vocabulary))
+    policy = RoutingPolicy(config.fleet.routing)
+    client = FleetClient(membership, lane, clock, model.name, digest_of(vocabulary), policy)
     live, handlers = set[str](), dict[str, LiveRequest]()
     connections, counts = ConnectionCounts(), IngestCounts()
     observed = Observed(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -18,6 +16,7 @@ from service.fleet.wire import messages
 from service.fleet.wire.checks import refusal_of
 from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import Session, is_proof, new_nonce
+from service.fleet.wire.open_requests import OpenRequests
 from service.fleet.wire.peer import WirePeer
 from service.gateway.engine_client.client import EngineClient, RequestAbout
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
@@ -83,14 +82,6 @@ class LiveRemote:
         self._peer.interrupt(self.seq_id, reason)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request of which `live` sequences have not ended and `to_come` were not sent yet."""
-
-    to_come: int
-    live: int = 0
-
-
 class GatewayPeer(WirePeer[messages.ToNode]):
     """Takes sequences of a gateway, and sends what comes of them."""
 
@@ -107,8 +98,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         self._emissions: list[Emission] = []
         self._is_flushing = False
         self._frame_ns = 0
-        self._open: OrderedDict[str, _Open] = OrderedDict()  # by the gateway's request id
-        self._received = self._ended = self._reports = 0
+        self._open, self._counted = OpenRequests(), 0
+        self._reports = 0
 
     @property
     def sequences(self) -> int:
@@ -178,7 +169,11 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         if submit.seq_id in self._by_theirs:
             self.drop(Fault.GARBAGE)  # a gateway never repeats a number
             return
-        self._opened(submit.about)
+        if self._counted != node.incarnation:
+            self._counted = node.incarnation
+            self._open.restart()
+        if submit.incarnation == node.incarnation:
+            self._open.sent(submit.about.request_id, submit.about.choices)
         live = LiveRemote(self, submit)
         live.request_id = node.began(live)
         live.seq_id = client.next_seq_id()
@@ -195,27 +190,6 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             client.submit(command, self._output, _about(submit, live.request_id))
         if reason is not None:
             self.emitted(Emission(live.seq_id, None, reason, detail))
-
-    def _opened(self, about: messages.AboutRequest) -> None:
-        """Count the gateway's requests: a load report says how many it contains."""
-        found = self._open.get(about.request_id)
-        if found is None:
-            found = self._open[about.request_id] = _Open(about.choices)
-            self._received += 1
-            if len(self._open) > MOST_SEQUENCES:  # the gateway gave it up between two sequences
-                self._open.popitem(last=False)
-                self._ended += 1
-        found.live += 1
-        found.to_come -= 1
-
-    def _closed(self, sequence: RemoteSequence) -> None:
-        found = self._open.get(sequence.gateways_id)
-        if found is None:
-            return
-        found.live -= 1
-        if found.live == 0 and (found.to_come <= 0 or sequence.is_cancelled):
-            del self._open[sequence.gateways_id]
-            self._ended += 1
 
     def _refusal(self, submit: messages.RemoteSubmit) -> tuple[EndReason | None, str | None]:
         node = self._node
@@ -312,8 +286,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
                 number=self._reports,
                 incarnation=self._node.incarnation,
                 node_ns=self.clock.now_ns(),
-                received=self._received,
-                ended=self._ended,
+                received=self._open.received,
+                ended=self._open.ended,
                 load=load,
             )
         )
@@ -331,7 +305,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
     ) -> None:
         del self._by_ours[sequence.seq_id], self._by_theirs[sequence.theirs]
         live = self._live.pop(sequence.seq_id)
-        self._closed(sequence)
+        if sequence.incarnation == self._counted:
+            self._open.over(sequence.gateways_id, sequence.is_cancelled)
         if send is not None:
             self._node.accounts.expect(sequence.request_id, send)
         sequence.ended(reason)

@@ -35,7 +35,7 @@ class RemoteSequence:
     ) -> None:
         self.seq_id, self.theirs = seq_id, submit.seq_id
         self.request_id, self.tenant = request_id, submit.tenant
-        self.gateways_id = submit.about.request_id
+        self.gateways_id, self.incarnation = submit.about.request_id, submit.incarnation
         self.has_ended = False
         self._lane, self._clock = lane, clock
         self._received_ns = received_ns

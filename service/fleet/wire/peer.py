@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -125,11 +124,7 @@ class WirePeer(asyncio.Protocol, Generic[Incoming]):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        own = transport.get_extra_info("socket")
-        if own is not None and own.family in (socket.AF_INET, socket.AF_INET6):
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         loop = asyncio.get_running_loop()
         self._proving = loop.call_later(PROOF_S, self.drop, Fault.NOT_PROVEN)
         self.opened()

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -24,10 +25,10 @@ from service.fleet.wire.counts import WireCounts
 from service.gateway.engine_client.client import EngineClient, RequestAbout
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
-from service.gateway.fleet.choosing import LeastOutstanding
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.remote import Remote, for_node, length_of
+from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -36,6 +37,7 @@ from telemetry.facts.engine_records import (
     SequenceEnded,
     SequenceQueued,
 )
+from telemetry.facts.fleet.routing_records import LeaveReason, RoutingPolicy
 from telemetry.facts.fleet_records import (
     ClockSampled,
     ReceivedRow,
@@ -50,15 +52,29 @@ from telemetry.facts.recorder import Lane
 log = logging.getLogger("phasescope.fleet")
 
 _LOOK_S = 1.0
+_ID_CHARACTERS = 120
 _ACCOUNT_NS = 1_500_000_000
 """How long the account of an ended sequence is waited for."""
+
+
+class _Place(NamedTuple):
+    """Where a request is, and its id there: another one while an older one of that id ends."""
+
+    link: EngineLink
+    request_id: str
 
 
 class FleetClient(EngineClient):
     """Implements `link.Owner`. `vocabulary` is the digest of the gateway's own."""
 
     def __init__(
-        self, membership: Membership, lane: Lane, clock: Clock, model: str, vocabulary: str
+        self,
+        membership: Membership,
+        lane: Lane,
+        clock: Clock,
+        model: str,
+        vocabulary: str,
+        policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH,
     ) -> None:
         super().__init__(None, lambda stage: None)
         self.clock = clock
@@ -70,10 +86,10 @@ class FleetClient(EngineClient):
         self._membership = membership
         self._model, self._digest = model, vocabulary
         self._facts = lane
-        self._chooser = LeastOutstanding()
+        self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
         self._links: dict[str, EngineLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._engine_of = WeakKeyDictionary[OutputQueue, EngineLink]()
+        self._places = WeakKeyDictionary[OutputQueue, _Place]()
         self._live: dict[int, Remote] = {}
         self._ending: dict[int, Remote] = {}
 
@@ -87,7 +103,7 @@ class FleetClient(EngineClient):
     def links_view(self) -> EnginesView:
         """For operators."""
         now_ns = self.clock.now_ns()
-        outstanding = self._chooser.outstanding
+        outstanding = self._routing.outstanding
         return EnginesView([view_of(link, now_ns, outstanding(link.name)) for link in self.links])
 
     @property
@@ -99,36 +115,48 @@ class FleetClient(EngineClient):
         return no_engine_ready(states)
 
     def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
-        link = self._engine_of.get(queue)
-        if link is None:
-            link = self._chooser.choose(
-                one for one in self._links.values() if one.state is LinkState.READY
-            )
-        if link is None or link.incarnation == 0:
-            raise EngineUnavailable
-        self._engine_of[queue] = link
-        prompt_tokens = length_of(command.prompt)
+        now_ns, prompt_tokens = self.clock.now_ns(), length_of(command.prompt)
+        place = self._place(command, queue, about.request_id, prompt_tokens, now_ns)
+        link = place.link
         remote = Remote(
             command.seq_id,
             link,
             link.incarnation,
-            prompt_tokens + command.max_tokens,
+            place.request_id,
             prompt_tokens,
             replace(command, prompt=[]),  # only its other fields are needed again
         )
         self._live[command.seq_id] = remote
         self._queues[command.seq_id] = queue
-        self._chooser.sent(link.name, remote.tokens)
-        now_ns = self.clock.now_ns()
+        self._routing.sent(link.name, place.request_id, about.sequences)
+        about = about._replace(request_id=place.request_id)
         message = for_node(command, about, link.incarnation, now_ns)
         self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
         before = self.counts.bytes_out
         link.send(message)
         return self.counts.bytes_out - before
 
+    def _place(
+        self, command: Submit, queue: OutputQueue, request_id: str, prompt_tokens: int, now_ns: int
+    ) -> _Place:
+        """Where the request is, or goes. Raises EngineUnavailable."""
+        found = self._places.get(queue)
+        if found is not None and self._routing.is_open(found.link.name, found.request_id):
+            return found
+        while any(self._routing.is_open(name, request_id) for name in self._links):
+            request_id = f"{request_id[:_ID_CHARACTERS]}-{secrets.token_hex(3)}"  # still ending
+        routed = self._routing.choose(command, request_id, prompt_tokens, self._links, now_ns)
+        link = None if routed is None else self._links[routed.engine]
+        if routed is None or link is None or link.state is not LinkState.READY:
+            raise EngineUnavailable
+        self._routing.begin(routed)
+        found = self._places[queue] = _Place(link, request_id)
+        return found
+
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         remote = self._live.get(seq_id)
         if remote is not None and remote.reason is None:
+            remote.is_cancelled = True
             remote.over(reason, self.clock.now_ns())
             remote.link.send(messages.RemoteCancel(seq_id=seq_id, reason=reason, seen=remote.seen))
 
@@ -167,7 +195,7 @@ class FleetClient(EngineClient):
             if moved:
                 del self._links[name]
                 self._tasks.pop(name).cancel()
-                self._chooser.forget(name)
+                self._routing.left(name, LeaveReason.REMOVED, self.clock.now_ns())
             elif member is not None and member != link.member:
                 link.member = member
                 self.changed(link)
@@ -200,6 +228,8 @@ class FleetClient(EngineClient):
         self.connects[worked] += 1
 
     def changed(self, link: EngineLink) -> None:
+        if self._links.get(link.name) is link:
+            self._routing.changed(link, self.clock.now_ns())
         started = [one.started for one in self._links.values() if one.started is not None]
         if started:
             self.started = _least(started)
@@ -248,7 +278,7 @@ class FleetClient(EngineClient):
             self._account(remote, message.account, message.emissions)
 
     def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None:
-        """The chooser reads it from the link."""
+        self._routing.reported(link, report, at_ns)
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
         self._facts.append(
@@ -281,8 +311,9 @@ class FleetClient(EngineClient):
         remote = self._live.pop(seq_id)
         remote.over(reason, at_ns)
         self._ending[seq_id] = remote
-        if self._links.get(remote.link.name) is remote.link:
-            self._chooser.ended(remote.link.name, remote.tokens)
+        if remote.link.incarnation == remote.incarnation:
+            name, is_cut = remote.link.name, remote.is_cancelled
+            self._routing.over(name, remote.request_id, remote.outputs, is_cut, at_ns)
 
     def _account(self, remote: Remote, account: RemoteAccount | None, emissions: int) -> None:
         """Record the end of a sequence. The second fact is for all that follow sequences, wherever

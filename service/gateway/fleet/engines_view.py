@@ -9,7 +9,7 @@ from service.gateway.fleet.link import EngineLink
 
 class EngineView(msgspec.Struct, frozen=True):
     """One engine of the membership. `why` says in words why it is not ready. What is not known is
-    None; `outstanding_tokens` are of this gateway's sequences there."""
+    None; `outstanding` are the requests of this gateway there."""
 
     name: str
     address: str
@@ -24,7 +24,7 @@ class EngineView(msgspec.Struct, frozen=True):
     blocks_used: int | None
     blocks_total: int | None
     report_age_s: float | None
-    outstanding_tokens: int
+    outstanding: int
 
 
 class EnginesView(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class EnginesView(msgspec.Struct, frozen=True):
     engines: list[EngineView]
 
 
-def view_of(link: EngineLink, now_ns: int, outstanding_tokens: int) -> EngineView:
+def view_of(link: EngineLink, now_ns: int, outstanding: int) -> EngineView:
     """One engine, as of now."""
     load = None if link.report is None else link.report.load
     age_ns = None if link.reported_ns is None else now_ns - link.reported_ns
@@ -52,5 +52,5 @@ def view_of(link: EngineLink, now_ns: int, outstanding_tokens: int) -> EngineVie
         blocks_used=None if load is None else load.blocks_used,
         blocks_total=None if load is None else load.blocks_total,
         report_age_s=None if age_ns is None else round(age_ns / 1e9, 3),
-        outstanding_tokens=outstanding_tokens,
+        outstanding=outstanding,
     )

@@ -16,7 +16,7 @@ from telemetry.facts.reasons import EndReason
 
 @dataclass(slots=True, eq=False)
 class Remote:
-    """`tokens` are its prompt and the most that it may generate. `waiting_before` sequences were
+    """`request_id` is that of its request at the node. `waiting_before` sequences were
     before it in the engine's queue when that was told. `seen` of its emissions have come, the
     last at `last_ns`; `outputs` of them have a token, the first came at `first_ns`. Once it is over
     here, `reason` says why, and no emission counts any more."""
@@ -24,7 +24,7 @@ class Remote:
     seq_id: int
     link: EngineLink
     incarnation: int
-    tokens: int
+    request_id: str
     prompt_tokens: int
     submit: Submit
     waiting_before: int = 0
@@ -34,6 +34,7 @@ class Remote:
     last_ns: int | None = None
     reason: EndReason | None = None
     over_ns: int = 0
+    is_cancelled: bool = False
 
     def over(self, reason: EndReason, at_ns: int) -> None:
         """It has ended, or its request has; the first time counts."""
@@ -75,7 +76,7 @@ def for_node(submit: Submit, about: RequestAbout, incarnation: int, now_ns: int)
             route=about.route,
             operation=about.operation,
             choice=about.sequence,
-            choices=max(about.sequences, about.sequence + 1),
+            choices=about.sequences,
         ),
         prompt=submit.prompt,
         max_tokens=submit.max_tokens,

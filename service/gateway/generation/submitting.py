@@ -102,6 +102,8 @@ async def submit_all(
     written_bytes = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     use, sequences = request.tools, request.candidates * len(request.prompts or (None,))
+    if request.embedding is not None:
+        sequences = 1  # each is a request of its own to a router: they come in parts
     for index, submit in enumerate(submits, len(choices)):
         thought = None
         if reasoning is not None:
