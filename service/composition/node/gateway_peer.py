@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from service.composition.node.accounts import Accounts
 from service.composition.node.remote_sequence import RemoteSequence
-from service.engine.inbox import Pause, Resume, Submit
+from service.composition.node.submits import about_of, for_engine
+from service.engine.inbox import Pause, Resume
 from service.engine.plan import Emission
 from service.fleet.wire import messages
 from service.fleet.wire.checks import refusal_of
@@ -18,7 +19,7 @@ from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import Session, is_proof, new_nonce
 from service.fleet.wire.open_requests import OpenRequests
 from service.fleet.wire.peer import WirePeer
-from service.gateway.engine_client.client import EngineClient, RequestAbout
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import GrammarCompiled, SequenceAdmitted, SequenceQueued
@@ -59,27 +60,11 @@ class Node(Protocol):
 
     def left(self, peer: GatewayPeer) -> None: ...
 
-    def began(self, sequence: LiveRemote) -> str:
-        """Know a live sequence; the request id that it has here."""
+    def began(self, sequence: RemoteSequence) -> None:
+        """Know a live sequence, and give it the request id that it has here."""
         ...
 
-    def over(self, sequence: LiveRemote) -> None: ...
-
-
-class LiveRemote:
-    """A live sequence as operators and a drain see it (`service.gateway.server_state`)."""
-
-    def __init__(self, peer: GatewayPeer, submit: messages.RemoteSubmit) -> None:
-        self.wanted_id = submit.about.request_id
-        if submit.about.choice:
-            self.wanted_id = f"{self.wanted_id}.{submit.about.choice}"
-        self.tenant = submit.tenant
-        self.request_id = ""
-        self.seq_id = 0
-        self._peer = peer
-
-    def interrupt(self, reason: EndReason) -> None:
-        self._peer.interrupt(self.seq_id, reason)
+    def over(self, sequence: RemoteSequence) -> None: ...
 
 
 class GatewayPeer(WirePeer[messages.ToNode]):
@@ -93,7 +78,6 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         self._output = _Output(self)
         self._by_theirs: dict[int, RemoteSequence] = {}
         self._by_ours: dict[int, RemoteSequence] = {}
-        self._live: dict[int, LiveRemote] = {}
         self._news: list[messages.Queued | messages.Compiled | messages.Admitted] = []
         self._emissions: list[Emission] = []
         self._is_flushing = False
@@ -169,27 +153,22 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         if submit.seq_id in self._by_theirs:
             self.drop(Fault.GARBAGE)  # a gateway never repeats a number
             return
-        if self._counted != node.incarnation:
-            self._counted = node.incarnation
-            self._open.restart()
+        self._recount()
         if submit.incarnation == node.incarnation:
             self._open.sent(submit.about.request_id, submit.about.choices)
-        live = LiveRemote(self, submit)
-        live.request_id = node.began(live)
-        live.seq_id = client.next_seq_id()
         sequence = RemoteSequence(
-            submit, live.seq_id, live.request_id, self.read_ns, node.lane, self.clock
+            submit, client.next_seq_id(), self.read_ns, node.lane, self.clock, client.cancel
         )
-        self._by_theirs[submit.seq_id] = self._by_ours[live.seq_id] = sequence
-        self._live[live.seq_id] = live
+        node.began(sequence)
+        self._by_theirs[submit.seq_id] = self._by_ours[sequence.seq_id] = sequence
         sequence.accepted(submit, node.welcome.model)
         reason, detail = self._refusal(submit)
-        if reason is None:
-            sequence.submitted()
-            command = _for_engine(submit, live.seq_id, self.read_ns)
-            client.submit(command, self._output, _about(submit, live.request_id))
         if reason is not None:
-            self.emitted(Emission(live.seq_id, None, reason, detail))
+            self.emitted(Emission(sequence.seq_id, None, reason, detail))
+            return
+        sequence.submitted()
+        command = for_engine(submit, sequence.seq_id, self.read_ns)
+        client.submit(command, self._output, about_of(submit, sequence.request_id))
 
     def _refusal(self, submit: messages.RemoteSubmit) -> tuple[EndReason | None, str | None]:
         node = self._node
@@ -208,10 +187,6 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         if sequence is not None:
             sequence.cancelled(message.reason, message.seen)
             self._node.client.cancel(sequence.seq_id, message.reason)
-
-    def interrupt(self, seq_id: int, reason: EndReason) -> None:
-        """End a sequence from this side; its gateway gets the reason."""
-        self._node.client.cancel(seq_id, reason)
 
     # To the gateway
 
@@ -278,8 +253,15 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         for sequence, reason in ended:
             self._end(sequence, reason, self._account_sender(sequence))
 
+    def _recount(self) -> None:
+        """Requests are counted for each incarnation of the engine."""
+        if self._counted != self._node.incarnation:
+            self._counted = self._node.incarnation
+            self._open.restart()
+
     def report(self, load: messages.Load) -> None:
         """Tell how loaded the engine is."""
+        self._recount()
         self._reports += 1
         self.send(
             messages.LoadReport(
@@ -304,13 +286,12 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         send: Callable[[RemoteAccount | None], None] | None,
     ) -> None:
         del self._by_ours[sequence.seq_id], self._by_theirs[sequence.theirs]
-        live = self._live.pop(sequence.seq_id)
         if sequence.incarnation == self._counted:
             self._open.over(sequence.gateways_id, sequence.is_cancelled)
         if send is not None:
             self._node.accounts.expect(sequence.request_id, send)
         sequence.ended(reason)
-        self._node.over(live)
+        self._node.over(sequence)
 
     def lost(self) -> None:
         """The gateway has gone: nobody waits for its sequences."""
@@ -340,45 +321,3 @@ class _Output(OutputQueue):
 
     def stop_pushing(self) -> None:
         self._peer.flush()
-
-
-def _about(submit: messages.RemoteSubmit, request_id: str) -> RequestAbout:
-    about = submit.about
-    return RequestAbout(
-        request_id=request_id,
-        trace_id=about.trace_id,
-        span_id=about.span_id,
-        sampled=about.sampled,
-        slo_class=about.slo_class,
-        route=about.route,
-        operation=about.operation,
-        sequence=about.choice,
-        sequences=about.choices,
-    )
-
-
-def _for_engine(submit: messages.RemoteSubmit, seq_id: int, received_ns: int) -> Submit:
-    """The submit in the node's numbers and clock."""
-
-    def until(left_ns: int | None) -> int | None:
-        return None if left_ns is None else received_ns + left_ns
-
-    return Submit(
-        seq_id=seq_id,
-        prompt=submit.prompt,
-        max_tokens=submit.max_tokens,
-        sampling=submit.sampling,
-        min_tokens=submit.min_tokens,
-        end_token_ids=submit.end_token_ids,
-        stop_token_ids=submit.stop_token_ids,
-        tenant=submit.tenant,
-        priority=submit.priority,
-        deadline_ns=until(submit.deadline_in_ns),
-        cache_salt=submit.cache_salt,
-        cache_prefix=submit.cache_prefix,
-        grammar=submit.grammar,
-        first_token_by_ns=until(submit.first_token_in_ns),
-        ttft_target_ns=submit.ttft_target_ns,
-        itl_target_ns=submit.itl_target_ns,
-        prompt_output=submit.prompt_output,
-    )

@@ -7,8 +7,9 @@ import secrets
 import socket
 
 from service.composition.node.accounts import Accounts
-from service.composition.node.gateway_peer import GatewayPeer, LiveRemote
+from service.composition.node.gateway_peer import GatewayPeer
 from service.composition.node.loads import LoadFold
+from service.composition.node.remote_sequence import RemoteSequence
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import PROOF_BYTES
@@ -99,14 +100,14 @@ class NodeListener:
         self._connections -= 1
         self._peers.discard(peer)
 
-    def began(self, sequence: LiveRemote) -> str:
+    def began(self, sequence: RemoteSequence) -> None:
         request_id = sequence.wanted_id
         while request_id in self._handlers:  # two gateways may have the same
             request_id = f"{sequence.wanted_id}-{secrets.token_hex(4)}"
+        sequence.request_id = request_id
         self._handlers[request_id] = sequence
-        return request_id
 
-    def over(self, sequence: LiveRemote) -> None:
+    def over(self, sequence: RemoteSequence) -> None:
         self._handlers.pop(sequence.request_id, None)
 
     # Its own work

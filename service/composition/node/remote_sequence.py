@@ -8,6 +8,8 @@ choices of the request have their number behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from service.fleet.wire.messages import RemoteSubmit
 from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason, Outcome
@@ -22,19 +24,24 @@ from telemetry.facts.records import (
 
 
 class RemoteSequence:
-    """`seq_id` is the node's number, `theirs` the gateway's. `written` counts emissions."""
+    """`seq_id` is the node's number, `theirs` the gateway's; `written` counts emissions. The node
+    gives it `request_id`, `wanted_id` if that is free. To operators and a drain it is a live
+    request (`service.gateway.server_state`); `cancel` ends it in the engine."""
 
     def __init__(
         self,
         submit: RemoteSubmit,
         seq_id: int,
-        request_id: str,
         received_ns: int,
         lane: Lane,
         clock: Clock,
+        cancel: Callable[[int, EndReason], None],
     ) -> None:
         self.seq_id, self.theirs = seq_id, submit.seq_id
-        self.request_id, self.tenant = request_id, submit.tenant
+        choice = submit.about.choice
+        self.wanted_id = submit.about.request_id + (f".{choice}" if choice else "")
+        self.request_id, self.tenant = self.wanted_id, submit.tenant
+        self._cancel = cancel
         self.gateways_id, self.incarnation = submit.about.request_id, submit.incarnation
         self.has_ended = False
         self._lane, self._clock = lane, clock
@@ -43,6 +50,10 @@ class RemoteSequence:
         self._read_ns: int | None = None
         self._tokens = 0
         self._cancelled: tuple[EndReason, int, int] | None = None  # reason, seen, when
+
+    def interrupt(self, reason: EndReason) -> None:
+        """End it from this side; its gateway gets the reason."""
+        self._cancel(self.seq_id, reason)
 
     def accepted(self, submit: RemoteSubmit, model: str) -> None:
         """The submit was read."""

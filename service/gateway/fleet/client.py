@@ -27,11 +27,10 @@ from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
-from service.gateway.fleet.remote import Remote, for_node, length_of
+from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import (
-    EngineStarted,
     GrammarCompiled,
     SequenceAdmitted,
     SequenceEnded,
@@ -188,15 +187,12 @@ class FleetClient(EngineClient):
         members = self._membership.members()
         for name, link in list(self._links.items()):
             member = members.get(name)
-            moved = member is None or (member.host, member.port) != (
-                link.member.host,
-                link.member.port,
-            )
-            if moved:
+            old = link.member
+            if member is None or (member.host, member.port) != (old.host, old.port):
                 del self._links[name]
                 self._tasks.pop(name).cancel()
                 self._routing.left(name, LeaveReason.REMOVED, self.clock.now_ns())
-            elif member is not None and member != link.member:
+            elif member != old:
                 link.member = member
                 self.changed(link)
         for name, member in members.items():
@@ -232,7 +228,7 @@ class FleetClient(EngineClient):
             self._routing.changed(link, self.clock.now_ns())
         started = [one.started for one in self._links.values() if one.started is not None]
         if started:
-            self.started = _least(started)
+            self.started = least_of(started)
             if self.ready:
                 self._ready.set()
         if not self.ready:
@@ -351,14 +347,3 @@ class FleetClient(EngineClient):
         queue = self._queues.get(fact.seq_id)
         if queue is not None:
             queue.on_sequence_fact(fact)
-
-
-def _least(started: list[EngineStarted]) -> EngineStarted:
-    """What every engine can do; none is a process of this machine."""
-    return replace(
-        started[0],
-        pid=0,
-        stages=(),
-        max_model_tokens=min(one.max_model_tokens for one in started),
-        no_prompt_outputs=next((o.no_prompt_outputs for o in started if o.no_prompt_outputs), ""),
-    )

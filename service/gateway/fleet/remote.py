@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from service.engine.inbox import Submit
 from service.fleet.wire.messages import AboutRequest, RemoteSubmit
 from service.gateway.engine_client.client import RequestAbout
 from service.gateway.fleet.link import EngineLink
+from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted
 from telemetry.facts.reasons import EndReason
 
@@ -109,3 +111,19 @@ def length_of(ids: list[int] | msgspec.Raw) -> int:
             return int.from_bytes(head[1:5])
         case first:
             return first & 0x0F
+
+
+def ids_of(ids: list[int] | msgspec.Raw) -> list[int]:
+    """Token ids, decoded if need be."""
+    return msgspec.msgpack.decode(ids, type=list[int]) if isinstance(ids, msgspec.Raw) else ids
+
+
+def least_of(started: list[EngineStarted]) -> EngineStarted:
+    """What every engine can do; none is a process of this machine."""
+    return replace(
+        started[0],
+        pid=0,
+        stages=(),
+        max_model_tokens=min(one.max_model_tokens for one in started),
+        no_prompt_outputs=next((o.no_prompt_outputs for o in started if o.no_prompt_outputs), ""),
+    )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-import msgspec
-
 from service.engine.inbox import Submit
 from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.request import RouteRequest
@@ -19,6 +17,7 @@ from service.fleet.routing.settings import RoutingSettings
 from service.fleet.wire.messages import LoadReport
 from service.fleet.wire.open_requests import OpenRequests
 from service.gateway.fleet.link import EngineLink, LinkState
+from service.gateway.fleet.remote import ids_of
 from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,
@@ -145,11 +144,8 @@ class Routing:
         started = next((one.started for one in links.values() if one.started is not None), None)
         if started is None or not started.prefix_cache or not submit.cache_prefix:
             return ()
-        ids = submit.prompt
-        if isinstance(ids, msgspec.Raw):
-            ids = msgspec.msgpack.decode(ids, type=list[int])
         return anchors_of(
-            ids,
+            ids_of(submit.prompt),
             started.block_tokens,
             key=self._key,
             identity=started.cache_identity,
