@@ -38,6 +38,7 @@ from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.metrics.clock_metrics import clock_families
 from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
@@ -115,7 +116,7 @@ def build_telemetry(
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
+    more = _more_families(observed, pump, machine, ledgers, lambda: phases, diagnoser, workers)
     kept, model = _kept(exporter), observed.model
     all_metrics = build_metrics(config, model, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
@@ -226,6 +227,7 @@ def _more_families(
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
+    phases: Callable[[], PhaseFold],
     diagnoser: Diagnoser,
     workers: Workers,
 ) -> MoreFamilies:
@@ -236,6 +238,7 @@ def _more_families(
         *machine_families(machine),
         *heartbeat_families(health.heartbeat_age_ns, health.hangs),
         *harm_families(ledger_builder.harm),
+        *clock_families(phases().clocks),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),

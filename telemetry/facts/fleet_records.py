@@ -9,10 +9,17 @@ rules for facts are in `telemetry.facts.records`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.reasons import EndReason
+
+MOST_PARTS = 256
+"""Of one account; a ledger has some dozens."""
+
+Word = Annotated[str, msgspec.Meta(max_length=128)]
 
 
 class RemotePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,11 +27,14 @@ class RemotePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     (`telemetry.requests.account`): `state` is what the sequence was doing, `part` what the time
     went into, `reason` why. `payer` is another request's id, or a cause."""
 
-    part: str
+    part: Word
     ns: int
-    state: str = "run"
-    reason: str = ""
-    payer: str | None = None
+    state: Word = "run"
+    reason: Word = ""
+    payer: Word | None = None
+
+
+Parts = Annotated[tuple[RemotePart, ...], msgspec.Meta(max_length=MOST_PARTS)]
 
 
 class RemoteAccount(msgspec.Struct, frozen=True, array_like=True):
@@ -32,12 +42,11 @@ class RemoteAccount(msgspec.Struct, frozen=True, array_like=True):
     `last_emission_ns - received_ns`. A frame carries it with the end of the sequence.
 
     `received_ns`: the submit was read; `first_emission_ns` and `last_emission_ns`: the first and
-    the last output was written, the last with this account. None: there was no output before the
-    last."""
+    the last output was written. None: the first is not known."""
 
     received_ns: int
     last_emission_ns: int
-    parts: tuple[RemotePart, ...]
+    parts: Parts
     first_emission_ns: int | None = None
 
 
@@ -79,9 +88,9 @@ class TokensReceived(_Fact, frozen=True):
 
 
 class RemoteAccounted(_Fact, frozen=True):
-    """The sequence's last output was read from the node at `at_ns`, and its first at
-    `first_arrived_ns` (None: there was none before). `account` is the node's; None: it came without
-    one. This ends the sequence, for `reason`."""
+    """The sequence's last output was read from the node at `at_ns`, and its first token at
+    `first_arrived_ns` (None: it has none). `account` is the node's; None: none came. This ends the
+    sequence, for `reason`."""
 
     at_ns: int
     seq_id: int

@@ -36,12 +36,13 @@ from telemetry.traces.link_targets import (
     chunks_in,
     phase_span_id,
 )
+from telemetry.traces.remote_spans import remote_spans
 from telemetry.traces.span_attributes import (
-    MAX_ATTRIBUTES,
     cut,
     phase_attributes,
     root_attributes,
     slow_gaps,
+    within_limits,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
 from telemetry.traces.tool_spans import tool_attributes, tool_link
@@ -50,7 +51,6 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
-MAX_EVENTS = 128
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
     WaitReason.ADAPTER: "adapter.load",
@@ -94,7 +94,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return spans + tree.tools(root)
+        return [*spans, *tree.remote(root), *tree.tools(root)]
 
 
 class _Tree:
@@ -164,6 +164,15 @@ class _Tree:
             )
             for begin_ns, end_ns, call in self._timeline.tool_waits
         ]
+
+    def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """The time at an engine node, and in it the way there, the node and the way back."""
+        found: list[ReadableSpan] = []
+        for one in remote_spans(self._timeline):
+            parent = found[0] if found else root
+            stamps = (one.begin_ns, one.end_ns)
+            found.append(self._span(one.name, parent.context, *stamps, one.attributes))
+        return found
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
         timeline = self._timeline
@@ -306,7 +315,7 @@ class _Tree:
         links: Sequence[Link] = (),
         span_id: int | None = None,
     ) -> ReadableSpan:
-        attributes, events = _within_limits(attributes, events)
+        attributes, events = within_limits(attributes, events)
         return ReadableSpan(
             name=name,
             context=self._context(span_id or int(self._new_span_id(), 16)),
@@ -333,17 +342,3 @@ def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
 
 def _covers(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
     return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
-
-
-def _within_limits(
-    attributes: Attributes, events: Sequence[Event]
-) -> tuple[Attributes, Sequence[Event]]:
-    """Cut to MAX_ATTRIBUTES and MAX_EVENTS, with the number cut as an attribute."""
-    if len(events) > MAX_EVENTS:
-        attributes = attributes | cut("events", events, MAX_EVENTS)
-        events = events[:MAX_EVENTS]
-    if len(attributes) > MAX_ATTRIBUTES:
-        names = list(attributes)
-        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
-        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
-    return attributes, events

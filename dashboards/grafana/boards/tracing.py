@@ -177,6 +177,15 @@ _RECORD = Row(
             stacked=True,
         ),
         Panel(
+            title="Clocks of a fleet",
+            queries=(
+                Query(rate(recording.CLOCK_FINDINGS, "finding"), "{{finding}}"),
+                Query(rate(recording.CLOCK_STEPS), "step"),
+            ),
+            unit="cps",
+            about=f"{recording.CLOCK_FINDINGS.help} {recording.CLOCK_STEPS.help}",
+        ),
+        Panel(
             title="The journal covers",
             queries=(Query(highest(recording.JOURNAL_SECONDS, "instance"), "{{instance}}"),),
             unit="s",

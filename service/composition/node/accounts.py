@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from telemetry.facts.fleet_records import RemoteAccount, RemotePart
+from telemetry.facts.fleet_records import MOST_PARTS, RemoteAccount, RemotePart
+from telemetry.requests.account import Part, State
 from telemetry.requests.phases import RequestTimeline
 
 Send = Callable[[RemoteAccount | None], None]
@@ -24,6 +25,8 @@ def account_of(timeline: RequestTimeline) -> RemoteAccount | None:
     merged: dict[tuple[str, str, str], int] = {}
     for entry in timeline.account.ledger.entries:
         key = (entry.state.value, entry.part.value, entry.reason)
+        if key not in merged and len(merged) >= MOST_PARTS - 1:
+            key = (State.RUN.value, Part.UNATTRIBUTED.value, "")
         merged[key] = merged.get(key, 0) + entry.ns
     return RemoteAccount(
         received_ns=timeline.accepted.at_ns,

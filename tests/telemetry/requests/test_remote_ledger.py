@@ -25,37 +25,11 @@ from telemetry.facts.records import (
     SequenceSubmitted,
 )
 from telemetry.ledger.builder import LedgerBuilder
-from telemetry.ledger.remote import CLOCK, charge_remote
-from telemetry.requests.account import Book, NotObserved, Part
+from telemetry.requests.account import NotObserved, Part
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 
 MS = 1_000_000
-ns = st.integers(0, 10**12)
-parts = st.lists(
-    st.builds(
-        RemotePart,
-        part=st.sampled_from([*(part.value for part in Part), "of a later version"]),
-        ns=ns,
-        state=st.sampled_from(["run", "wait", "ingest", "deliver", "unknown"]),
-        reason=st.sampled_from(["", "kv"]),
-    ),
-    max_size=8,
-).map(tuple)
-
-
-@given(ns, ns, ns, ns, parts)
-def test_parts_and_wire_add_up_to_the_gateways_time_whatever_the_node_says(
-    sent_ns: int, length_ns: int, received_ns: int, node_ns: int, said: tuple[RemotePart, ...]
-) -> None:
-    book = Book()
-    account = RemoteAccount(received_ns, received_ns + node_ns, said)
-    charge_remote(book, account, sent_ns, sent_ns + length_ns)
-    assert sum(book.values()) == length_ns
-    wire_ns = sum(spent for (_, _, part, _), spent in book.items() if part is Part.WIRE)
-    assert wire_ns - sum(one.ns for one in said if one.part == "wire") == length_ns - node_ns
-    if node_ns > length_ns:
-        assert any(reason == CLOCK for (_, reason, _, _) in book)
 
 
 def timeline_of(
