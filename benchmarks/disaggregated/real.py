@@ -118,8 +118,8 @@ def measured(pair: Pair, runs: int) -> dict[str, Any]:
 def cost_of(pair: Pair) -> dict[str, float]:
     """What a step costs, fitted to sequences that share their steps."""
     before = len(pair.decode.facts)
-    for number in range(12):
-        pair.submit(ask(2000 + number, 60 + 45 * number, 40), remote=False)
+    for number in range(8):
+        pair.submit(ask(2000 + number, 60 + 40 * number, 30), remote=False)
     pair.run()
     steps = [fact for fact in pair.decode.facts[before:] if isinstance(fact, StepRecorded)]
     cost = fit([measured_step(load_of_step(s), s.committed_ns - s.begin_ns) for s in steps])
@@ -158,15 +158,18 @@ def one_format(path: Path, settings: dict[str, Any], runs: int) -> dict[str, Any
 def main() -> int:
     """The exit code: 1 when a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     path = ensure_default_model(lambda line: None)
-    found = {name: one_format(path, settings, chosen.runs) for name, settings in FORMATS.items()}
-    text = json.dumps({"machine": machine(), **found}, indent=1) + "\n"
-    print(text, end="")
-    chosen.out.write_text(text)
-    return 0 if all(one["texts_equal"] == one["texts"] for one in found.values()) else 1
+    found: dict[str, Any] = {"machine": machine()}
+    equal = True
+    for name, settings in FORMATS.items():
+        one = found[name] = one_format(path, settings, chosen.runs)
+        equal = equal and one["texts_equal"] == one["texts"]
+        print(json.dumps({name: one}), flush=True)
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
