@@ -6,8 +6,10 @@ from typing import TypeVar
 
 import pytest
 
-from lab.replay.recorded import read_runs
+from lab.replay.iteration_cost import fit_iterations
+from lab.replay.recorded import NotReplayable, read_runs
 from lab.replay.replay_exact import replay_exactly
+from lab.replay.replay_modelled import replay_modelled
 from service.engine.inbox import AdmitKv, FailKv, FlushCache, Pause, ReleaseKv, Resume
 from service.engine.kv.blocks import BlockPool
 from service.engine.limits_record import record_of
@@ -300,3 +302,13 @@ def test_a_pool_that_gives_a_block_to_two_says_so() -> None:
     pool._free.append(blocks[0])
     with pytest.raises(AssertionError, match="quarantined"):
         pool.allocate(1)
+
+
+def test_a_replay_with_changes_says_that_it_cannot_know_the_other_engine() -> None:
+    world = World()
+    arrive(world, ask(world, max_tokens=40))
+    world.run()
+    (run,) = read_runs([started(world), *world.facts])
+
+    with pytest.raises(NotReplayable, match="another engine"):
+        replay_modelled(run, fit_iterations([run]))
