@@ -177,6 +177,20 @@ def table(pieces: list[Piece]) -> str:
     return "\n".join(lines)
 
 
+def decision_table(decisions: list[DecisionTimes]) -> str:
+    """Microseconds of a decision."""
+    lines = [
+        "| policy | engines | choose p50 | choose p99 | with the book p50 | p99 | a report |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.policy} | {one.engines} | {one.choose_p50_us} | {one.choose_p99_us} "
+        f"| {one.with_sent_p50_us} | {one.with_sent_p99_us} | {one.report_p50_us} |"
+        for one in decisions
+    ]
+    return "\n".join(lines)
+
+
 def _ratio(one: float, other: float) -> str:
     return f"{one / other:.3f}" if other else "-"
 
@@ -197,7 +211,8 @@ def main() -> None:
     elif given.command == "write":
         write()
     else:
-        print(table(msgspec.json.decode(RESULT.read_bytes(), type=Result).pieces))
+        result = msgspec.json.decode(RESULT.read_bytes(), type=Result)
+        print(table(result.pieces), decision_table(result.decisions), sep="\n\n")
 
 
 if __name__ == "__main__":
