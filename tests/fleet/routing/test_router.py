@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.kv.prefix import PrefixCache, namespace_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of, anchors_of
-from service.fleet.routing.decided_again import NoRouter, decide_again
+from service.fleet.routing.decided_again import NoRouter, decide_again, with_older_signals
 from service.fleet.routing.reports import Reported
 from service.fleet.routing.router import FleetFact
 from service.fleet.routing.settings import RoutingSettings
@@ -65,6 +65,16 @@ def test_another_policy_is_asked_about_the_same_moments() -> None:
 
     assert other.choices == decide_again(facts).choices
     assert other.differing
+
+
+def test_older_signals_are_asked_about_too() -> None:
+    """With the recorded age every choice is the recorded one; with older signals others are."""
+    facts = walk(3, RoutingPolicy.LEAST_FINISH).facts
+
+    assert with_older_signals(facts, 0) == facts
+    older = decide_again(with_older_signals(facts, 500 * MS))
+    assert older.choices == decide_again(facts).choices
+    assert older.differing
 
 
 def test_facts_without_a_router_are_refused() -> None:
