@@ -138,13 +138,16 @@ def run(engines: int, minutes: float, development: bool, half: int | None = None
 
 
 def write() -> None:
-    """All published pieces that are there, and the times of decisions, measured now."""
-    pieces = []
+    """The published pieces of which all policies are there, and the times of decisions, measured
+    now."""
+    pieces: list[Piece] = []
     for engines in SEEDS:
-        for trace, rate, seed, policy in wanted(engines, development=False):
-            place = place_of(engines, trace, rate, seed, policy)
-            if place.exists():
-                pieces.append(msgspec.json.decode(place.read_bytes(), type=Piece))
+        found = list(wanted(engines, development=False))
+        for first in range(0, len(found), len(RoutingPolicy)):
+            group = found[first : first + len(RoutingPolicy)]
+            places = [place_of(engines, *one) for one in group]
+            if all(place.exists() for place in places):
+                pieces += [msgspec.json.decode(one.read_bytes(), type=Piece) for one in places]
     result = Result(pieces=pieces, decisions=measure_all())
     RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     print(f"{len(pieces)} pieces in {RESULT}")
