@@ -50,6 +50,8 @@ def eventually(condition: Any, what: str, timeout_s: float = 20.0) -> Any:
 class Server:
     """`with Server("--max-num-seqs", "4") as server:` ..."""
 
+    command = "serve"
+
     def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -64,7 +66,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self.process = spawn(
-            "serve", "--port", str(self.port), *self.args, env=self._env, stderr=self._log
+            self.command, "--port", str(self.port), *self.args, env=self._env, stderr=self._log
         )
         try:
             eventually(self.is_ready_or_dead, "readiness", START_TIMEOUT_S)
