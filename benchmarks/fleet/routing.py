@@ -57,7 +57,7 @@ SMALLEST = 8
 SPAN_S: dict[int, dict[Trace, float]] = {
     8: dict.fromkeys(Trace, 30.0),
     64: {Trace.SHAREGPT: 15.0, Trace.SHARED_PREFIX: 10.0, Trace.AGENTIC: 15.0},
-    1000: {Trace.SHAREGPT: 5.0, Trace.SHARED_PREFIX: 3.0, Trace.AGENTIC: 3.0},
+    1000: {Trace.SHAREGPT: 5.0, Trace.SHARED_PREFIX: 1.5, Trace.AGENTIC: 3.0},
 }
 """Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
 
