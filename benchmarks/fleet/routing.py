@@ -3,6 +3,7 @@
     python -m benchmarks.fleet.routing run --engines 8 --minutes 4    # again until all is done
     python -m benchmarks.fleet.routing run --engines 8 --minutes 4 --development
     python -m benchmarks.fleet.routing write
+    python -m benchmarks.fleet.routing decide                          # times of decisions
     python -m benchmarks.fleet.routing table
 
 A *piece* is one trace, size, load, seed and policy. `run` computes pieces that are not in
@@ -138,8 +139,7 @@ def run(engines: int, minutes: float, development: bool, half: int | None = None
 
 
 def write() -> None:
-    """The published pieces of which all policies are there, and the times of decisions, measured
-    now."""
+    """The published pieces of which all policies are there."""
     pieces: list[Piece] = []
     for engines in SEEDS:
         found = list(wanted(engines, development=False))
@@ -148,9 +148,22 @@ def write() -> None:
             places = [place_of(engines, *one) for one in group]
             if all(place.exists() for place in places):
                 pieces += [msgspec.json.decode(one.read_bytes(), type=Piece) for one in places]
-    result = Result(pieces=pieces, decisions=measure_all())
-    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    before = result() if RESULT.exists() else Result(pieces=[], decisions=[])
+    keep(Result(pieces=pieces, decisions=before.decisions))
     print(f"{len(pieces)} pieces in {RESULT}")
+
+
+def decide() -> None:
+    """Measure how long decisions take; best on a machine that does nothing else."""
+    keep(Result(pieces=result().pieces, decisions=measure_all()))
+
+
+def result() -> Result:
+    return msgspec.json.decode(RESULT.read_bytes(), type=Result)
+
+
+def keep(result: Result) -> None:
+    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
 def table(pieces: list[Piece]) -> str:
@@ -207,15 +220,17 @@ def main() -> None:
     runner.add_argument("--development", action="store_true")
     runner.add_argument("--half", type=int, choices=(0, 1), help="one of two processes")
     commands.add_parser("write")
+    commands.add_parser("decide")
     commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "run":
         run(given.engines, given.minutes, given.development, given.half)
     elif given.command == "write":
         write()
+    elif given.command == "decide":
+        decide()
     else:
-        result = msgspec.json.decode(RESULT.read_bytes(), type=Result)
-        print(table(result.pieces), decision_table(result.decisions), sep="\n\n")
+        print(table(result().pieces), decision_table(result().decisions), sep="\n\n")
 
 
 if __name__ == "__main__":
