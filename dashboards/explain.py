@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from telemetry.requests.account import Entry, Part, Stall
+from telemetry.clocks.boundaries import ClockFinding, WireSplit
+from telemetry.requests.account import Entry, NotObserved, Part, Stall
 
 _BAR_CELLS = 48
 _STALLS_SHOWN = 12
@@ -62,6 +63,19 @@ class ExplainedGap(msgspec.Struct, frozen=True):
     end_ns: int
 
 
+class ExplainedRemote(msgspec.Struct, frozen=True):
+    """The time at a node of the fleet; its parts are in the ledger."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    wire_ns: int | None = None
+    split: WireSplit | None = None
+    offset_low_ns: int | None = None
+    offset_high_ns: int | None = None
+    findings: tuple[ClockFinding, ...] = ()
+
+
 class ExplainedSequence(msgspec.Struct, frozen=True):
     """One choice of the request; `wait_ns` is time in the queue by reason."""
 
@@ -69,6 +83,7 @@ class ExplainedSequence(msgspec.Struct, frozen=True):
     wait_ns: dict[str, int] = {}
     chunks: tuple[ExplainedChunk, ...] = ()
     preempted: tuple[ExplainedGap, ...] = ()
+    remote: ExplainedRemote | None = None
 
 
 class ExplainedPromise(msgspec.Struct, frozen=True, rename={"slo_class": "class"}):
@@ -112,6 +127,7 @@ def render(explained: Explained) -> RenderableType:
         parts.append(Text("no ledger yet: it is computed when the request has ended"))
         return Group(*parts)
     parts.append(_ledger(explained.ledger, explained.e2e_ns))
+    parts += [Text(_remote(s.seq_id, s.remote)) for s in explained.sequences if s.remote]
     scope = scope_of(explained.ledger, explained.e2e_ns)
     if scope:
         parts.append(Text(scope))
@@ -131,11 +147,30 @@ def scope_of(ledger: ExplainedLedger, e2e_ns: int) -> str:
         if entry.part is Part.NOT_OBSERVED:
             by_reason[entry.reason] += entry.ns
     named = ", ".join(f"{reason} {ms(ns)} ms" for reason, ns in by_reason.most_common())
-    found = f"engine-core time is exact; {share:.1f} % of this request was not observed"
+    is_remote = set(by_reason) == {NotObserved.AT_NODE.value} and not ledger.core_only
+    exact = "all other time" if is_remote else "engine-core time"
+    found = f"{exact} is exact; {share:.1f} % of this request was not observed"
     found += f" ({named})" if named else ""
     if ledger.core_only:
         found += "; its front end was not observed, so this is not the time of its client"
     return found
+
+
+def _remote(seq_id: int, remote: ExplainedRemote) -> str:
+    """One line: the node, the wire, and what the clocks allow to say."""
+    words = [f"sequence {seq_id} was at node {remote.engine} ({remote.incarnation})"]
+    if remote.wire_ns is not None:
+        words.append(f"wire {ms(remote.wire_ns)} ms")
+    split = remote.split
+    if split is not None:
+        words.append(f"out {ms(split.out_ns)} ± {ms(split.out_epsilon_ns)} ms")
+        words.append(f"back {ms(split.back_ns)} ± {ms(split.back_epsilon_ns)} ms")
+    if remote.offset_low_ns is not None and remote.offset_high_ns is not None:
+        low_ns, high_ns = remote.offset_low_ns, remote.offset_high_ns
+        words.append(f"its clock is ahead by {ms(low_ns)} to {ms(high_ns)} ms")
+    if remote.findings:
+        words.append("clocks: " + ", ".join(remote.findings))
+    return "; ".join(words)
 
 
 def ms(spent_ns: int) -> str:

@@ -16,6 +16,8 @@ from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
 
 SLOW = (
+    "test_e2e_fleet.py::",
+    "test_shifted_clock.py::",
     "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up",
     "test_cuda_executor.py::test_texts_survive_preemption",
     "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[2]",
@@ -41,7 +43,10 @@ SLOW = (
 leaves them out, to stay below its time on two cores; `make test-slow` runs them."""
 
 STARTS_SERVERS = {"server", "shared_server", "default_model"}
-SERVER_MODULES = ("tests.support.servers.server", "benchmarks.starter", "lab.drills.servers")
+SERVER_MODULES = (
+    "tests.support.servers.server", "tests.support.servers.fleet", "benchmarks.starter",
+    "lab.drills.servers",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

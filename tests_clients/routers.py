@@ -19,16 +19,17 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class RouterKind:
-    """How a router is started."""
+    """How a router is started; `apart` is its flag for prefill and decode on two servers."""
 
     name: str
     command: tuple[str, ...]
+    apart: str
 
 
 ROUTERS = (
-    RouterKind("sglang-router", ("sglang-router", "launch")),
-    RouterKind("vllm-router", ("vllm-router",)),
-    RouterKind("smg", ("smg", "launch")),
+    RouterKind("sglang-router", ("sglang-router", "launch"), "--pd-disaggregation"),
+    RouterKind("vllm-router", ("vllm-router",), "--vllm-pd-disaggregation"),
+    RouterKind("smg", ("smg", "launch"), "--pd-disaggregation"),
 )
 # short, so that a worker that dies or comes back is seen within seconds
 _WATCHFUL = (
@@ -49,21 +50,33 @@ class Router:
     log: Path
 
 
+def routing(kind: RouterKind, workers: list[str]) -> contextlib.AbstractContextManager[Router]:
+    """The router over these servers, when it answers a chat."""
+    return _started(kind, ["--worker-urls", *workers], {200})
+
+
+def routing_apart(
+    kind: RouterKind, prefill: str, decode: str
+) -> contextlib.AbstractContextManager[Router]:
+    """The router over a server for prefill and one for decode, when it passes on what they say."""
+    return _started(kind, [kind.apart, "--prefill", prefill, "--decode", decode], {200, 400})
+
+
 @contextlib.contextmanager
-def routing(kind: RouterKind, workers: list[str]) -> Iterator[Router]:
-    """The router over these servers, when it answers `/v1/models` or a chat."""
+def _started(kind: RouterKind, servers: list[str], serves: set[int]) -> Iterator[Router]:
+    """The router, when it answers a chat with one of these statuses."""
     port, metrics_port = free_port(), free_port()
     program = environment(kind.name) / "bin" / kind.command[0]
     command = [str(program), *kind.command[1:], "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-port", str(metrics_port), "--policy", "round_robin", *_WATCHFUL]
-    command += ["--worker-urls", *workers]
+    command += servers
     with tempfile.NamedTemporaryFile(prefix=f"phasescope-{kind.name}-", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         url = f"http://127.0.0.1:{port}"
         try:
             with httpx.Client(base_url=url, timeout=60) as client:
                 router = Router(kind, url, client, Path(log.name))
-                eventually(lambda: _serves(router, process), kind.name, _START_TIMEOUT_S)
+                eventually(lambda: _is_up(router, process, serves), kind.name, _START_TIMEOUT_S)
                 yield router
         finally:
             process.terminate()
@@ -74,10 +87,10 @@ def routing(kind: RouterKind, workers: list[str]) -> Iterator[Router]:
                 process.wait()
 
 
-def _serves(router: Router, process: subprocess.Popen[bytes]) -> bool:
+def _is_up(router: Router, process: subprocess.Popen[bytes], serves: set[int]) -> bool:
     assert process.poll() is None, router.log.read_text()[-3000:]
     try:
-        return ask(router).status_code == 200
+        return ask(router).status_code in serves
     except httpx.TransportError:
         return False
 

@@ -44,6 +44,7 @@ class Needs(StrEnum):
     TRACE_STORE = "a trace store"
     GATEWAYS = "several gateway processes (--gateways)"
     ATTACHED = "an engine that others wrote (phasescope attach)"
+    FLEET = "engines behind a network (phasescope engine, serve --engines)"
 
     @property
     def is_usual(self) -> bool:

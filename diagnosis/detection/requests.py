@@ -37,7 +37,7 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
-from telemetry.requests.phases import decode_begins_ns, first_commit_ns
+from telemetry.requests.borders import decode_begins_ns, first_commit_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 
 _KEPT = 4_000  # requests, ended ones too

@@ -22,7 +22,7 @@ _INTERNAL = "(internal)"
 _OURS = "PHASESCOPE_"  # variables that give flags their defaults
 _STATED = re.compile(r" \(default:? ([^)]+)\)")
 _WORDS: dict[object, str] = {int: "N", float: "X"}
-_SERVE, _ATTACH = "serve", "attach"
+_SERVE, _ATTACH, _NODE = "serve", "attach", "engine"
 
 
 def document() -> str:
@@ -62,11 +62,12 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
     lines += _arguments([one for group in own for one in group._group_actions], parser)
     if any(isinstance(action, SettingAction) for action in parser._actions):
         lines += ["", NAMES]
-        if name not in (_SERVE, _ATTACH):  # it has the same ones as serve
+        if name not in (_SERVE, _ATTACH, _NODE):  # it has the same ones as serve
             return lines
-    if name == _ATTACH:
+    special = {_ATTACH: Group.ATTACH, _NODE: Group.FLEET}.get(name)
+    if special is not None:
         lines += ["", _shared(titled)]
-        titled = [group for group in titled if group.title == Group.ATTACH.value]
+        titled = [group for group in titled if group.title == special.value]
     for group in titled:
         shown = _arguments(group._group_actions, parser)
         lines += ["", f"### {name}: {group.title}", *shown] if shown else []
@@ -74,7 +75,7 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
 
 
 def _shared(groups: Sequence[argparse._ArgumentGroup]) -> str:
-    """The flags that `attach` has from `serve`; a default that differs is said."""
+    """The flags that a command has from `serve`; a default that differs is said."""
     serve, found = all_settings(), list[str]()
     for group in groups:
         for action in group._group_actions:

@@ -22,8 +22,9 @@ from service.cli import (
     timeline,
     top,
 )
-from service.cli.internal import engine, gateway
-from service.cli.operator import attach, export, mcp, report
+from service.cli.internal import engine as engine_process
+from service.cli.internal import gateway
+from service.cli.operator import attach, export, mcp, node, report
 from service.config.settings import ConfigError
 
 EXIT_INTERRUPTED = 130
@@ -38,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
         serve,
+        node,
         attach,
         config,
         pull,
@@ -55,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         export,
         mcp,
         drill,
-        engine,
+        engine_process,
         gateway,
     ):
         module.register(subparsers)

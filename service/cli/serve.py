@@ -44,13 +44,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(resolution: Resolution, config: ServeConfig, say: Callable[[str], None]) -> int:
+    from service.composition.fleet.startup import run_fleet_gateway
     from service.composition.startup import run_service
 
     if config.console.enabled:
         require_console()
     model = find_model(resolution, config.recorder, say)
     engine = msgspec.structs.replace(config.engine, model=model)
-    return run_service(msgspec.structs.replace(config, engine=engine), say)
+    config = msgspec.structs.replace(config, engine=engine)
+    if config.fleet.engines is not None:
+        return run_fleet_gateway(config, say)
+    return run_service(config, say)
 
 
 def find_model(

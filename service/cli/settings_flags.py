@@ -11,7 +11,7 @@ from typing import Any
 from service.config.resolve import CONFIG, Resolution, resolve
 from service.config.setting import ConfigError, Group, Setting
 from service.config.settings import AttachedConfig, ModelKind, ModelRef, ObserverConfig, ServeConfig
-from service.config.tree import all_settings, attach_settings
+from service.config.tree import all_settings, attach_settings, node_settings
 
 NAMES = (
     "Each flag is also an environment variable and a key of a config file: --max-num-seqs is "
@@ -103,6 +103,24 @@ def resolved_attach(args: argparse.Namespace) -> Resolution:
     file = getattr(args, CONFIG, None)
     flags = args.given | ({} if file is None else {CONFIG: file})
     return resolve(flags, os.environ, known=attach_settings())
+
+
+def resolved_node(args: argparse.Namespace) -> Resolution:
+    """The same for `phasescope engine`."""
+    file = getattr(args, CONFIG, None)
+    flags = args.given | ({} if file is None else {CONFIG: file})
+    return resolve(flags, os.environ, known=node_settings())
+
+
+def checked_node(resolution: Resolution) -> ServeConfig:
+    """Its settings, after a check of them and of the files that they name; `engine.model` is a
+    placeholder. Raises ConfigError."""
+    config = resolution.node(_NO_MODEL)
+    try:
+        _check_files(config)
+    except ConfigError as error:
+        raise resolution.explained(error) from error
+    return config
 
 
 def checked_attach(resolution: Resolution) -> AttachedConfig:

@@ -81,7 +81,7 @@ async def _serve(
     )
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
-        tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
+        tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
         live, handlers, port = set[str](), dict[str, LiveRequest](), port_of(sockets.public[0])
@@ -164,7 +164,7 @@ async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None
     engine.cancel()  # nothing when it is done
 
 
-def _read_tokenizer(config: ServeConfig, clock: Clock) -> tuple[Tokenizer, Vocabulary]:
+def read_tokenizer(config: ServeConfig, clock: Clock) -> tuple[Tokenizer, Vocabulary]:
     """Raises ConfigError."""
     try:
         tokenizer = load_tokenizer(config.engine.model)
@@ -186,7 +186,10 @@ class Start:
         stages: Stages,
         port: int,
         say: Say,
+        more: str = "",
     ) -> None:
+        """`more` is said with the address."""
+        self._more = more
         self.report: StartReport | None = None
         self._config = config
         self._clock = clock
@@ -218,8 +221,9 @@ class Start:
         if self._telemetry.pusher is not None:
             self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = address_of(self._config, self._port)
-        as_text = self._config.logs.format == "text"
-        self._say(f"ready in {self.report.line()} at {address}{'; try:' if as_text else ''}")
+        as_text = self._config.logs.format == "text" and not self._more
+        more = f"; {self._more}" if self._more else "; try:" if as_text else ""
+        self._say(f"ready in {self.report.line()} at {address}{more}")
         if as_text:
             sys.stderr.write(curl_line(self._config, self._port) + "\n")
             sys.stderr.flush()

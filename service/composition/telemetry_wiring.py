@@ -38,6 +38,7 @@ from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.metrics.clock_metrics import clock_families
 from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
@@ -66,7 +67,8 @@ Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
 class Observed:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
     requests are being served, `stacks` are those of all threads, `more` are further metrics,
-    `more_lost` counts facts that other processes have lost."""
+    `more_lost` counts facts that other processes have lost; `told` are those that hear of each
+    ended request."""
 
     engine: ObservedEngine
     model: Callable[[], str]
@@ -76,6 +78,7 @@ class Observed:
     more: MoreFamilies
     watch_host: bool
     more_lost: Callable[[], int] = lambda: 0
+    told: tuple[Callable[[RequestTimeline], None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,13 @@ def build_telemetry(
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
+    more = _more_families(observed, pump, machine, ledgers, lambda: phases, diagnoser, workers)
     kept, model = _kept(exporter), observed.model
     all_metrics = build_metrics(config, model, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
-    listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
+    listeners = _listeners(observed.told, timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
@@ -223,6 +226,7 @@ def _more_families(
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
+    phases: Callable[[], PhaseFold],
     diagnoser: Diagnoser,
     workers: Workers,
 ) -> MoreFamilies:
@@ -233,6 +237,7 @@ def _more_families(
         *machine_families(machine),
         *heartbeat_families(health.heartbeat_age_ns, health.hangs),
         *harm_families(ledger_builder.harm),
+        *clock_families(phases().clocks),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),
@@ -242,6 +247,7 @@ def _more_families(
 
 
 def _listeners(
+    told: tuple[Callable[[RequestTimeline], None], ...],
     timelines: TimelineStore,
     window: WindowFold,
     exporter: SpanExporterThread | None,
@@ -251,6 +257,7 @@ def _listeners(
 ) -> list[Callable[[RequestTimeline], None]]:
     """Listeners to the timeline of each ended request, in the order in which they are called."""
     found: list[Callable[[RequestTimeline], None]] = [timelines.on_timeline, window.on_timeline]
+    found += told
     if exporter is not None:
         found.append(exporter.on_timeline)
     found += metrics.listeners  # after the exporter, which decides which traces are kept
@@ -300,7 +307,8 @@ def _build_machine(
     engine = observed.engine
 
     def engine_pid() -> int | None:
-        return engine.started.pid if engine.has_engine and engine.started is not None else None
+        started = engine.started if engine.has_engine else None
+        return None if started is None else started.pid or None  # 0: on another machine
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(

@@ -18,7 +18,13 @@ from service.config.model_ref import ModelRef
 from service.config.setting import ENV_PREFIX, ConfigError, Setting
 from service.config.settings import AttachedConfig, ObserverConfig, ServeConfig
 from service.config.tenant_keys import TenantKeys, read_tenant_keys
-from service.config.tree import all_settings, attach_settings, build, build_attached
+from service.config.tree import (
+    all_settings,
+    attach_settings,
+    build,
+    build_attached,
+    node_settings,
+)
 
 CONFIG = "config"  # the flag and the variable that name the config file
 _FLAG = re.compile(r"--[a-z][a-z-]*")
@@ -64,6 +70,16 @@ class Resolution:
         together came from."""
         return self._checked(lambda: build(self._values, model, self._tenant_keys()))
 
+    def node(self, model: ModelRef) -> ServeConfig:
+        """The same for `phasescope engine`."""
+
+        def made() -> ServeConfig:
+            config = build(self._values, model, self._tenant_keys())
+            config.node.validate()
+            return config
+
+        return self._checked(made)
+
     def attached(self) -> AttachedConfig:
         """The same for `phasescope attach`."""
         return self._checked(lambda: build_attached(self._values))
@@ -73,7 +89,8 @@ class Resolution:
         return {key: one.value for key, one in self.settings.items()}
 
     def _tenant_keys(self) -> TenantKeys:
-        return read_tenant_keys(self["tenant_keys"])
+        known = self.settings.get("tenant_keys")
+        return read_tenant_keys(None if known is None else known.value)
 
     def _checked(self, made: Callable[[], Config]) -> Config:
         try:
@@ -147,7 +164,7 @@ def _with_hardware(
 
 
 def _unknown(environment: Iterable[str]) -> tuple[str, ...]:
-    settings = {**attach_settings(), **all_settings()}
+    settings = {**attach_settings(), **node_settings(), **all_settings()}
     known = {one.variable for one in settings.values()}
     known |= {ENV_PREFIX + CONFIG.upper(), ATTACH_VARIABLE}
     return tuple(

@@ -50,6 +50,7 @@ class Group(StrEnum):
     AUTOPILOT = "autopilot"
     CONSOLE = "web console"
     ATTACH = "attached engine"
+    FLEET = "fleet"
 
 
 class Unit(StrEnum):

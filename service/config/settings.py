@@ -11,6 +11,7 @@ import msgspec
 from service.config.attach_settings import AttachConfig
 from service.config.console_settings import ConsoleConfig
 from service.config.engine_settings import EXECUTORS, EngineConfig
+from service.config.fleet_settings import FleetConfig, NodeConfig
 from service.config.gateway_settings import (
     ANY_ADDRESS,
     DEFAULT_COMPAT,
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "ConsoleConfig",
     "EngineConfig",
+    "FleetConfig",
     "GatewayConfig",
     "HttpConfig",
     "KeysSettings",
@@ -52,6 +54,7 @@ __all__ = [
     "ModelKind",
     "ModelRef",
     "ModelSettings",
+    "NodeConfig",
     "ObserverConfig",
     "PeaksConfig",
     "RecorderConfig",
@@ -74,6 +77,7 @@ SECTIONS: tuple[type[msgspec.Struct], ...] = (
     MetricsConfig,
     AutopilotConfig,
     ConsoleConfig,
+    FleetConfig,
 )
 
 
@@ -105,16 +109,25 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServeConfig(ObserverConfig, frozen=True, kw_only=True):
-    """Everything that `phasescope serve` was told."""
+    """Everything that `phasescope serve` was told, or `phasescope engine`, which alone has a `node`
+    to heed."""
 
     engine: EngineConfig
     autopilot: AutopilotConfig = AutopilotConfig()
+    fleet: FleetConfig = FleetConfig()
+    node: NodeConfig = NodeConfig()
 
     def validate(self) -> None:
         """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
         self.engine.validate()
         super().validate()
         self.autopilot.validate()
+        self.fleet.validate()
+        if self.fleet.engines is not None and self.gateway.gateways > 1:
+            raise ConfigError(
+                "--engines works with one gateway process a server: leave --gateways out, and "
+                "start several servers with the same file behind a balancer"
+            )
         if self.autopilot.mode == "act" and not self.recorder.journal_bytes:
             raise ConfigError(
                 "--autopilot act replays what the flight recorder has, and --journal-memory is 0: "

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from service.config.attach_settings import ATTACH_PORT
+from service.config.fleet_settings import NODE_PORT
 from service.config.setting import Group, Setting, settings_of
 from service.config.settings import (
     SECTIONS,
@@ -18,11 +19,13 @@ from service.config.settings import (
     AutopilotConfig,
     ConsoleConfig,
     EngineConfig,
+    FleetConfig,
     GatewayConfig,
     HttpConfig,
     LogsConfig,
     MetricsConfig,
     ModelRef,
+    NodeConfig,
     PeaksConfig,
     RecorderConfig,
     ServeConfig,
@@ -50,6 +53,19 @@ def attach_settings() -> Mapping[str, Setting]:
     return found | {one.key: one for one in settings_of(AttachConfig)}
 
 
+@cache
+def node_settings() -> Mapping[str, Setting]:
+    """Those of `phasescope engine`: all but those of the API that generates, and its own."""
+    found = {key: one for key, one in all_settings().items() if key not in _OF_CLIENTS}
+    found["port"] = replace(found["port"], default=NODE_PORT)
+    return found | {one.key: one for one in settings_of(NodeConfig)}
+
+
+_OF_CLIENTS = (
+    "engines", "routing", "gateways", "compat", "ingest_workers", "stream_buffer",
+    "stream_heartbeat",
+    "slow_client", "slow_client_timeout", "request_timeout", "tenant_keys",
+)  # fmt: skip
 _OF_ATTACH = (HttpConfig, LogsConfig, TracingConfig, PeaksConfig, RecorderConfig, MetricsConfig,
               ConsoleConfig)  # fmt: skip
 _AS_WELL = ("host", "port", "max_body", "debug_key", "host_telemetry")
@@ -65,6 +81,8 @@ def build(values: Mapping[str, Any], model: ModelRef, keys: TenantKeys) -> Serve
     return ServeConfig(
         engine=EngineConfig(model=model, **_fields(EngineConfig, values)),
         autopilot=AutopilotConfig(**_fields(AutopilotConfig, values)),
+        fleet=FleetConfig(**_fields(FleetConfig, values)),
+        node=NodeConfig(**_fields(NodeConfig, values)),
         **_observer(values, keys),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
@@ -11,6 +11,7 @@ import msgspec
 from telemetry.facts.reasons import EndReason
 
 _SERVED_NAMED = 20
+_ENGINES_NAMED = 4
 
 
 class EngineUnavailable(Exception):
@@ -84,6 +85,27 @@ def not_ready() -> ApiError:
         "not_ready",
         reason=EndReason.NOT_READY,
         headers={"retry-after": "1"},
+    )
+
+
+def no_engine_ready(states: Sequence[str]) -> ApiError:
+    """A fleet gateway has no engine for a request; `states` say what each of its engines is."""
+    shown = "; ".join(states[:_ENGINES_NAMED]) or "there is none in the file of --engines"
+    more = f"; and {len(states) - _ENGINES_NAMED} more" if len(states) > _ENGINES_NAMED else ""
+    error = not_ready()
+    error.message = f"no engine of the fleet is ready ({shown}{more}); try again"
+    error.code = "no_engine_ready"
+    return error
+
+
+def not_at_a_gateway(method: str, path: str) -> ApiError:
+    """What only an engine can answer, asked of a gateway that has its engines elsewhere."""
+    return ApiError(
+        501,
+        f"{method} {path} concerns one engine, and this is a fleet gateway: ask the engine's node "
+        "(GET /debug/engines lists them)",
+        "not_implemented_error",
+        "ask_a_node",
     )
 
 

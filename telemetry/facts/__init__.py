@@ -3,6 +3,7 @@
 base, reasons                                  shared small types, closed enums
 engine_records, records, host_records, stages  the facts
 autopilot_records                              decisions about limits
+fleet/                                         facts of a fleet: routing
 limits                                         limits that change at run time, by name
 version                                        of phasescope, as installed
 clock                                          the only place that reads time

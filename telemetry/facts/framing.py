@@ -18,10 +18,11 @@ def framed(payload: bytes) -> bytes:
 
 
 class Unframer:
-    """Cuts a byte stream back into message payloads of at most `most_bytes` each."""
+    """Cuts a byte stream back into message payloads of at most `most_bytes` each, which may be
+    changed between two payloads."""
 
     def __init__(self, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -30,7 +31,7 @@ class Unframer:
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > self._most_bytes:
+            if length > self.most_bytes:
                 raise ValueError(f"frame of {length} bytes: the stream is out of step")
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:

@@ -1,6 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
-`telemetry.facts.engine_records` and `adapter_records` there, the machine's in
-`telemetry.facts.host_records`.
+`telemetry.facts.engine_records`, `adapter_records` and `kv_transfer_records` there, the machine's
+in `host_records`, those about other machines in `fleet_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -44,6 +44,24 @@ from telemetry.facts.engine_records import (
     StepAborted,
     StepCostSet,
     StepRecorded,
+)
+from telemetry.facts.fleet.kv_transfer_records import KvTransferFact
+from telemetry.facts.fleet.routing_records import (
+    EngineDrainBegan,
+    EngineJoined,
+    EngineLeft,
+    EngineReported,
+    RequestRouted,
+    RouteEnded,
+    RouteRefused,
+    RouterStarted,
+)
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
 )
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
@@ -276,6 +294,20 @@ Fact = (
     | RequestsListed
     | SequencesListed
     | AutopilotDecided
+    | SequenceSent
+    | RemoteAdmitted
+    | TokensReceived
+    | RemoteAccounted
+    | ClockSampled
+    | RouterStarted
+    | EngineJoined
+    | EngineDrainBegan
+    | EngineLeft
+    | EngineReported
+    | RequestRouted
+    | RouteRefused
+    | RouteEnded
+    | KvTransferFact
 )
 
 

@@ -2,7 +2,7 @@
 
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
-parsed, tokenized, submitted, queued, first admitted, grammar, a pause that is not over), the
+parsed, tokenized, submitted, sent, queued, first admitted, grammar, a pause that is not over), the
 engine's start, its limits in force, its last step cost and the adapters that it knows. The steps,
 tokens and waits of those requests before the cut are lost.
 """
@@ -26,6 +26,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepCostSet,
 )
+from telemetry.facts.fleet_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.records import (
     EngineDied,
@@ -79,6 +80,9 @@ class LiveRequests:
             GrammarCompiled: self._sequence_fact,
             SequencePaused: self._sequence_fact,
             SequenceResumed: self._resumed,
+            SequenceSent: self._sequence_fact,
+            RemoteAdmitted: self._sequence_fact,
+            RemoteAccounted: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequenceEnded: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequencesListed: self._sequences_listed,
             RequestsListed: self._requests_listed,
@@ -181,7 +185,10 @@ class LiveRequests:
 
     # Sequences
 
-    def _sequence_fact(self, fact: SequenceQueued | GrammarCompiled | SequencePaused) -> None:
+    def _sequence_fact(
+        self,
+        fact: SequenceQueued | GrammarCompiled | SequencePaused | SequenceSent | RemoteAdmitted,
+    ) -> None:
         live = self._owner(fact.seq_id)
         if live is not None:
             self._add(live, fact)
@@ -217,7 +224,7 @@ class LiveRequests:
         for seq_id in listed.over([*self._owners, *self._early]):
             self._end_sequence(seq_id, None)
 
-    def _end_sequence(self, seq_id: int, fact: SequenceEnded | None) -> None:
+    def _end_sequence(self, seq_id: int, fact: SequenceEnded | RemoteAccounted | None) -> None:
         """The sequence has ended; None: its terminal fact was lost."""
         self._early.pop(seq_id, None)
         request_id = self._owners.pop(seq_id, None)

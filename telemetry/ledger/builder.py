@@ -28,6 +28,7 @@ from telemetry.host.pauses import pause_of
 from telemetry.ledger.charging import Charger, Pauses
 from telemetry.ledger.harm import Harm, SequenceOwner
 from telemetry.ledger.lifecycle import charge_ingest, charge_request
+from telemetry.ledger.remote import charge_remote_request, is_remote
 from telemetry.ledger.stalls import culprit_of, find_stalls
 from telemetry.ledger.tape import Tape, apportion
 from telemetry.ledger.track import Track
@@ -125,11 +126,16 @@ class LedgerBuilder:
         if critical is None:
             charger = Charger(self.tape, self._pauses, Track(-1))
             charge_ingest(charger, timeline, timeline.ended.at_ns)
+        elif is_remote(critical):
+            charger = Charger(self.tape, self._pauses, Track(-1))
+            charge_remote_request(charger, timeline, critical)
         else:
             charger = Charger(self.tape, self._pauses, tracks[critical.seq_id], tracks)
             charge_request(charger, timeline, critical, tracks[critical.seq_id], self.tape)
         ledger = Ledger(timeline.e2e_ns, entries_of(charger.book, self._request_of))
         self._note_harm(charger)
+        if critical is not None and is_remote(critical):  # its node has the stalls, with culprits
+            return Account(ledger)
         target_ns = self._itl_target_ns(timeline.accepted.slo_class)
         stalls, cut = find_stalls(
             timeline, tracks, self.tape, self._pauses, self._owners, target_ns

@@ -69,6 +69,12 @@ class Charger:
         if end_ns > begin_ns:
             self.book[state, reason, part, None] += end_ns - begin_ns
 
+    def amount(
+        self, state: State, reason: str, part: Part, spent_ns: int, payer: str | None = None
+    ) -> None:
+        """Charge a duration whose place in time is not known."""
+        self.book[state, reason, part, payer] += spent_ns
+
     def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
         """Charge [begin, end), spent in the gateway, to one part, less the gateway's pauses."""
         self.plain(state, "", part, begin_ns, end_ns)

@@ -31,6 +31,7 @@ class State(StrEnum):
     SKIP = "skip"
     PREEMPTED = "preempted"
     DELIVER = "deliver"
+    WIRE = "wire"
 
 
 class Part(StrEnum):
@@ -59,25 +60,30 @@ class Part(StrEnum):
     GRAMMAR = "grammar"
     ADAPTER = "adapter"  # its adapter was loaded, or the loop placed one, whoever asked for it
     REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
+    WIRE = "wire"  # to an engine node and back: the time here less the time there
+    WIRE_OUT = "wire_out"
+    WIRE_BACK = "wire_back"
     CLIENT = "client"
     LOST_STEP = "lost_step"  # in flight when the engine died
     DETOKENIZE = "detokenize"
     SEND = "send"
     UNATTRIBUTED = "unattributed"
-    NOT_OBSERVED = "not_observed"  # of an attached engine; the entry's reason is a NotObserved
+    NOT_OBSERVED = "not_observed"  # the entry's reason is a NotObserved
 
 
 class NotObserved(StrEnum):
-    """What of a request cannot be seen with an attached engine."""
+    """What of a request cannot be seen: with an attached engine, or at an engine node."""
 
     FRONT_END = "front_end"  # in a front end that nothing observes
     TO_ENGINE = "to_engine"  # from the front end to the process of the engine core
     TO_FRONT_END = "to_front_end"  # the last token, from the engine core to the front end
+    AT_NODE = "at_node"  # at an engine node whose account did not come, or contradicts itself
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """The time in ns that one state, for one reason, spent in one part.
 
+    It is negative for a wire that was shorter than what clocks may drift apart meanwhile.
     `payer` is a request id for CO_PREFILL and CO_MASK (None: all beyond the largest NAMED_PAYERS),
     and the cause for HOST_STALL. `reason` is empty where the state needs none.
     """

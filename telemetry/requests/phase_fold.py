@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from itertools import islice
 
+from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded, AdapterRead
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -29,6 +29,13 @@ from telemetry.facts.engine_records import (
     SequenceResumed,
     SequencesListed,
     StepRecorded,
+)
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    RemoteAccounted,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
@@ -46,26 +53,14 @@ from telemetry.facts.records import (
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 from telemetry.pump.isolation import Isolation, guarded
 from telemetry.requests.assumed_end import assumed_end
-from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
+from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource
+from telemetry.requests.live_request import LiveRequest, classified, timeline_of
+from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
-from telemetry.requests.sequence_fold import Sequence, SequenceFold
-from telemetry.requests.tiling import tile
+from telemetry.requests.sequence_fold import SequenceFold
 
 _GRACE_NS = 2_000_000_000
-
-
-@dataclass(slots=True)
-class _Request:
-    accepted: RequestAccepted
-    parsed: RequestParsed | None = None
-    tokenized: RequestTokenized | None = None
-    ended: RequestEnded | None = None
-    tool_calls: ToolCallsMade | None = None
-    tool_results: ToolResultsReturned | None = None
-    workload: WorkloadClass | None = None
-    sequences: list[Sequence] = field(default_factory=list)
-    is_incomplete: bool = False
 
 
 class PhaseFold:
@@ -85,10 +80,11 @@ class PhaseFold:
         self._on_timeline = tuple(guarded(isolation, listener) for listener in on_timeline)
         self._on_measured = tuple(guarded(isolation, listener) for listener in on_measured)
         self._ledger = None if ledger_builder is None else LedgerGuard(ledger_builder, isolation)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, LiveRequest] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
         self._adapter_reads_ns: dict[int, int] = {}
+        self.clocks = FleetClocks()
         self._cut = frozenset(cut)
 
     @property
@@ -124,7 +120,7 @@ class PhaseFold:
         request = self._requests.get(ended.request_id)
         if request is None or request.ended is not None:
             return None
-        return _timeline(request, ended)
+        return timeline_of(request, ended)
 
     def close(self) -> None:
         """No more facts will come: emit every request that has ended."""
@@ -165,6 +161,10 @@ class PhaseFold:
                 self._sequences.adapter_evicted(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
+            case SequenceSent() | RemoteAdmitted() | TokensReceived() | RemoteAccounted():
+                self._remote_fact(fact)
+            case ClockSampled():
+                self.clocks.sampled(fact)
             case SequencesListed():
                 for seq_id in fact.over(self._sequences.live_ids()):
                     self._lose_sequence(seq_id)
@@ -183,7 +183,7 @@ class PhaseFold:
         old = self._requests.get(fact.request_id)
         if old is not None and old.ended is not None:
             self._emit(fact.request_id, old)
-        self._requests[fact.request_id] = _Request(fact)
+        self._requests[fact.request_id] = LiveRequest(fact)
 
     def _request_fact(
         self, fact: RequestParsed | RequestTokenized | RequestEnded | SequenceSubmitted
@@ -215,6 +215,21 @@ class PhaseFold:
         else:
             request.tool_results = fact
 
+    def _remote_fact(
+        self, fact: SequenceSent | RemoteAdmitted | TokensReceived | RemoteAccounted
+    ) -> None:
+        match fact:
+            case SequenceSent():
+                self._sequences.sent(fact)
+                self.clocks.sent(fact)
+            case RemoteAdmitted():
+                self._sequences.admitted_remotely(fact)
+            case TokensReceived():
+                self._sequences.tokens_came(fact)
+            case RemoteAccounted():
+                self._sequences.accounted(fact.seq_id, self.clocks.accounted(fact))
+                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
+
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)
         self._publish(Measured(Measure.ITL, gap_ns, at_ns, workload))
@@ -223,7 +238,7 @@ class PhaseFold:
         sequence = self._sequences.compiled(fact)
         request_id = sequence.request_id if sequence is not None else None
         request = self._requests.get(request_id or "")
-        workload = ENGINE_WIDE if request is None else _classify(request)
+        workload = ENGINE_WIDE if request is None else classified(request)
         self._publish(Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, workload))
 
     def _adapter_loaded(self, fact: AdapterLoaded) -> None:
@@ -285,13 +300,14 @@ class PhaseFold:
                 return
             self._emit(request_id, self._requests[request_id])
 
-    def _emit(self, request_id: str, request: _Request) -> None:
+    def _emit(self, request_id: str, request: LiveRequest) -> None:
         del self._requests[request_id]
         del self._ending[request_id]
         assert request.ended is not None
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)
-        timeline = _timeline(request, request.ended)
+            self.clocks.forget(sequence.seq_id)
+        timeline = timeline_of(request, request.ended)
         if self._ledger is not None:
             timeline = self._ledger.with_account(timeline)
         if request_id not in self._cut:
@@ -311,34 +327,6 @@ class PhaseFold:
         if request is None:
             return ENGINE_WIDE
         if request.workload is None:
-            request.workload = _classify(request)
+            request.workload = classified(request)
         sequence.workload = request.workload
         return request.workload
-
-
-def _classify(request: _Request) -> WorkloadClass:
-    """The workload class, from the facts so far."""
-    admitted = [s.admitted for s in request.sequences if s.admitted is not None]
-    return workload_class(
-        request.accepted.slo_class,
-        request.accepted.tenant,
-        request.tokenized.prompt_tokens if request.tokenized else None,
-        sum(fact.hit_tokens for fact in admitted) if admitted else None,
-    )
-
-
-def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
-    sequences = tuple(sequence.freeze() for sequence in request.sequences)
-    known = (request.accepted, request.parsed, request.tokenized, ended)
-    return RequestTimeline(
-        accepted=request.accepted,
-        parsed=request.parsed,
-        tokenized=request.tokenized,
-        ended=ended,
-        sequences=sequences,
-        phases=tile(*known, sequences),
-        is_incomplete=request.is_incomplete,
-        workload=request.workload or _classify(request),
-        tool_calls=request.tool_calls,
-        tool_results=request.tool_results,
-    )

@@ -13,22 +13,25 @@ that gave the last of its sequences their first token (with one sequence: the fi
 request that ends early has its last phase cut at `ended`, and no later ones. One that wants no
 token, as an embedding, has no `decode`: its `prefill` ends at the commit of the last prompt.
 
+Of a sequence at an engine node, `first scheduled` is when the news of it came to the gateway, and a
+token's commit when the token did.
+
 Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
 `detokenize` the way of the last token back. These are not observed, and the ledger says so
 (`telemetry.requests.engine_span`). Where nothing observes the front end, `queue` is the first.
 
-Code that follows live requests, such as the diagnosis, takes the borders from the same functions:
-`decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
+Code that follows live requests, such as the diagnosis, takes the borders from the same functions
+(`telemetry.requests.borders`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
+from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.reasons import EndReason, Outcome, Phase, WaitReason
 from telemetry.facts.records import (
     UNKNOWN_ROUTE,
@@ -39,6 +42,7 @@ from telemetry.facts.records import (
 )
 from telemetry.facts.tool_records import ReturnedCall, ToolCallsMade, ToolResultsReturned
 from telemetry.requests.account import Account
+from telemetry.requests.borders import first_commit_ns
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 
 
@@ -140,6 +144,10 @@ class SequenceTimeline:
     were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
     is the commit of the last step with a row of it. `received_ns` is when the process of an
     attached engine's core received it; None: not known, or our own engine.
+
+    Of one that was sent to the node `engine` at `sent_ns`, all stamps are the gateway's: tokens are
+    when they came, `scheduled_ns` when the news of it came, `ended_ns` when the last output did
+    that counted. `remote` is its time at the node.
     """
 
     seq_id: int
@@ -158,11 +166,19 @@ class SequenceTimeline:
     compile_ns: int | None = None
     submitted_ns: int | None = None
     received_ns: int | None = None
+    sent_ns: int | None = None
+    engine: str | None = None
+    remote: RemoteSpan | None = None
 
     @property
     def is_prompt_only(self) -> bool:
         """It was done when its prompt was computed, as for an embedding: it has no token."""
-        return self.end_reason is EndReason.MAX_TOKENS and not self.token_ns
+        return self.end_reason is EndReason.MAX_TOKENS and self.first_token_ns is None
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """The commit of its first token; None while it has none."""
+        return self.token_ns[0] if self.token_ns else None
 
     @property
     def done_ns(self) -> int | None:
@@ -254,7 +270,7 @@ class RequestTimeline:
 
     @property
     def ttft_ns(self) -> int | None:
-        shown_ns = first_commit_ns(first_tokens_ns(self.sequences))
+        shown_ns = first_commit_ns(s.first_token_ns for s in self.sequences)
         if shown_ns is None:
             return None
         if self.parsed is not None and self.parsed.stream:
@@ -318,26 +334,3 @@ class RequestTimeline:
         if self.phases[-1].name is name:
             return None
         return self.phase_ns(name)
-
-
-def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
-    """When the last of a request's sequences got its first token, given the commits of the first
-    tokens; None while a sequence has none."""
-    known = [first_ns for first_ns in firsts_ns if first_ns is not None]
-    return max(known) if known and len(known) == len(firsts_ns) else None
-
-
-def first_commit_ns(firsts_ns: Iterable[int | None]) -> int | None:
-    """When the first of a request's sequences got its first token. TTFT ends here for an answer
-    that is not streamed."""
-    return min((first_ns for first_ns in firsts_ns if first_ns is not None), default=None)
-
-
-def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
-    """When the last token of a request was committed, given the last of each sequence."""
-    return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
-
-
-def first_tokens_ns(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
-    """The commit of the first token of each sequence, None while it has none."""
-    return [s.token_ns[0] if s.token_ns else None for s in sequences]

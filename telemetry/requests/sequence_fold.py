@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded
 from telemetry.facts.engine_records import (
     GrammarCompiled,
@@ -21,76 +21,14 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
-from telemetry.requests.classes import WorkloadClass
-from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
+from telemetry.requests.live_sequence import Sequence
+from telemetry.requests.phases import ChunkSpan, PreemptedSpan, WaitSpan
 from telemetry.requests.queue_heads import Head, extend, wait_under
 
 _OWN = (WaitReason.GRAMMAR, WaitReason.REMOTE_KV)  # of a sequence in the queue: nobody waits behind
 _HEADS_KEPT = 65_536
-
-
-@dataclass(slots=True)
-class Sequence:
-    """A live sequence.
-
-    `blocked_since` (reason, ns) is set while its own grammar, adapter or client blocks it, and
-    `waiting_since_ns` while it is queued and not blocked. `is_paused`: its client does not read,
-    which counts where nothing else blocks it. `is_lost`: it has ended and its terminal
-    fact was lost. `has_gap`: facts were lost since its last token.
-    """
-
-    seq_id: int
-    request_id: str | None = None
-    choice: int = 0
-    tenant: str = ""
-    submitted_ns: int | None = None
-    received_ns: int | None = None
-    queued_ns: int | None = None
-    scheduled_ns: int | None = None
-    last_step_ns: int | None = None
-    ended_ns: int | None = None
-    end_reason: EndReason | None = None
-    admitted: SequenceAdmitted | None = None
-    compile_ns: int | None = None
-    in_queue: bool = False
-    waiting_since_ns: int | None = None
-    blocked_since: tuple[WaitReason, int] | None = None
-    awaits_adapter: bool = False
-    is_paused: bool = False
-    preempted_at: tuple[int, int] | None = None
-    workload: WorkloadClass | None = None
-    is_lost: bool = False
-    has_gap: bool = False
-    token_ns: list[int] = field(default_factory=list)
-    chunks: list[ChunkSpan] = field(default_factory=list)
-    preempted: list[PreemptedSpan] = field(default_factory=list)
-    waits: list[WaitSpan] = field(default_factory=list)
-
-    @property
-    def has_ended(self) -> bool:
-        return self.is_lost or self.ended_ns is not None
-
-    def freeze(self) -> SequenceTimeline:
-        admitted = self.admitted
-        return SequenceTimeline(
-            seq_id=self.seq_id,
-            choice=self.choice,
-            queued_ns=self.queued_ns,
-            scheduled_ns=self.scheduled_ns,
-            token_ns=tuple(self.token_ns),
-            ended_ns=self.ended_ns,
-            end_reason=self.end_reason,
-            chunks=tuple(self.chunks),
-            preempted=tuple(self.preempted),
-            waits=tuple(self.waits),
-            last_step_ns=self.last_step_ns,
-            hit_tokens=admitted.hit_tokens if admitted else 0,
-            ghost_tokens=admitted.ghost_tokens if admitted else 0,
-            compile_ns=self.compile_ns,
-            submitted_ns=self.submitted_ns,
-            received_ns=self.received_ns,
-        )
 
 
 class SequenceFold:
@@ -188,6 +126,32 @@ class SequenceFold:
         if since is not None and since[0] is WaitReason.CLIENT_PAUSE:
             self._unblock(sequence, at_ns)
 
+    def sent(self, fact: SequenceSent) -> None:
+        """The sequence is on its way to an engine node."""
+        sequence = self.get(fact.seq_id)
+        sequence.sent_ns, sequence.engine = fact.at_ns, fact.engine
+
+    def admitted_remotely(self, fact: RemoteAdmitted) -> None:
+        """The news came that it is in the batch of an engine elsewhere."""
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is None or sequence.admitted is not None:
+            return
+        sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+        known, hit = fact.known_tokens, fact.hit_tokens
+        sequence.admitted = SequenceAdmitted(
+            fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens
+        )
+
+    def tokens_came(self, fact: TokensReceived) -> None:
+        """A frame of an engine node."""
+        for row in fact.rows:
+            sequence = self._sequences.get(row.seq_id)
+            if sequence is None:
+                continue
+            sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+            for _ in range(row.tokens):
+                self._token(sequence, fact.at_ns)
+
     def step(self, step: StepRecorded) -> None:
         self._remote_waits(step)
         for seq_id in step.preempted:
@@ -197,6 +161,12 @@ class SequenceFold:
             if sequence is not None:
                 self._row(sequence, row, step)
         self._skips(step)
+
+    def accounted(self, seq_id: int, remote: RemoteSpan | None) -> None:
+        """What its node says of the sequence."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None:
+            sequence.remote = remote
 
     def end(self, seq_id: int, at_ns: int, reason: EndReason) -> Sequence | None:
         """Remove and return the sequence, which has ended; None if it is not known."""

@@ -10,13 +10,8 @@ from telemetry.facts.records import (
     RequestParsed,
     RequestTokenized,
 )
-from telemetry.requests.phases import (
-    PhaseSpan,
-    SequenceTimeline,
-    decode_begins_ns,
-    first_tokens_ns,
-    last_commit_ns,
-)
+from telemetry.requests.borders import decode_begins_ns, last_commit_ns
+from telemetry.requests.phases import PhaseSpan, SequenceTimeline
 
 
 def tile(
@@ -29,8 +24,7 @@ def tile(
     """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
     starts: list[tuple[Phase, int | None]] = [
         *_beginning(accepted, parsed, tokenized),
-        (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
-        *_decode(sequences),
+        *_engine(sequences),
         *_ending(ended, sequences),
     ]
     phases: list[PhaseSpan] = []
@@ -62,11 +56,13 @@ def _beginning(
     ]
 
 
-def _decode(sequences: tuple[SequenceTimeline, ...]) -> list[tuple[Phase, int | None]]:
-    """The phase, unless no token was wanted."""
+def _engine(sequences: tuple[SequenceTimeline, ...]) -> list[tuple[Phase, int | None]]:
+    """The phases in the engine; there is no decode if no token was wanted."""
+    scheduled_ns = min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)
+    prefill: tuple[Phase, int | None] = (Phase.PREFILL, scheduled_ns)
     if sequences and all(s.is_prompt_only for s in sequences):
-        return []
-    return [(Phase.DECODE, decode_begins_ns(first_tokens_ns(sequences)))]
+        return [prefill]
+    return [prefill, (Phase.DECODE, decode_begins_ns([s.first_token_ns for s in sequences]))]
 
 
 def _ending(

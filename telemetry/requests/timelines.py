@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.records import RequestAccepted
 from telemetry.requests.account import Account
 from telemetry.requests.phase_fold import PhaseFold
@@ -202,4 +203,12 @@ def _describe_sequence(sequence: SequenceTimeline) -> dict[str, Any]:
             {"step_id": gap.step_id, "start_ns": gap.start_ns, "end_ns": gap.end_ns}
             for gap in sequence.preempted
         ],
+        **({"remote": _describe_remote(sequence.remote)} if sequence.remote else {}),
     }
+
+
+def _describe_remote(remote: RemoteSpan) -> dict[str, Any]:
+    """Its time at a node; the parts are in the ledger. The incarnation is shown in hex: many
+    readers of JSON have no integers of 64 bits."""
+    shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(remote, parts=()))
+    return shown | {"incarnation": f"{remote.incarnation:016x}"}

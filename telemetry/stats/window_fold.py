@@ -18,6 +18,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
+from telemetry.facts.fleet_records import TokensReceived
 from telemetry.facts.limits import ChangedLimit, changed_limits, with_limits
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
@@ -212,6 +213,8 @@ class WindowFold:
             case SequencesListed():
                 for seq_id in fact.over([s for s, one in self._seen.items() if one.is_live]):
                     del self._seen[seq_id]  # its terminal fact was lost
+            case TokensReceived():
+                self._output_tokens_total += sum(row.tokens for row in fact.rows)
             case RequestEnded():
                 self._ends.append(fact.at_ns)
             case _:

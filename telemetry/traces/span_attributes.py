@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opentelemetry.sdk.trace import Event
+
 from telemetry.facts.reasons import EndReason, Outcome, Phase
 from telemetry.facts.records import UNKNOWN_ROUTE
 from telemetry.numbers.quantiles import median, quantile_sorted
@@ -17,6 +19,7 @@ from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
+MAX_EVENTS = 128
 _RESPONSES_ROUTE = "/v1/responses"
 _SLOW_FACTOR = 2
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
@@ -202,3 +205,17 @@ def slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, in
     bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
     slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
     return sorted(slow, key=lambda gap: gap[0] - gap[1])
+
+
+def within_limits(
+    attributes: Attributes, events: Sequence[Event]
+) -> tuple[Attributes, Sequence[Event]]:
+    """Cut to MAX_ATTRIBUTES and MAX_EVENTS, with the number cut as an attribute."""
+    if len(events) > MAX_EVENTS:
+        attributes = attributes | cut("events", events, MAX_EVENTS)
+        events = events[:MAX_EVENTS]
+    if len(attributes) > MAX_ATTRIBUTES:
+        names = list(attributes)
+        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
+        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
+    return attributes, events

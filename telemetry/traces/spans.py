@@ -25,7 +25,6 @@ from opentelemetry.trace.status import Status, StatusCode
 from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
-from telemetry.facts.traceparent import request_span_id
 from telemetry.requests.account import Part
 from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
@@ -35,13 +34,15 @@ from telemetry.traces.link_targets import (
     chunk_span_id,
     chunks_in,
     phase_span_id,
+    root_span_id,
 )
+from telemetry.traces.remote_spans import remote_spans
 from telemetry.traces.span_attributes import (
-    MAX_ATTRIBUTES,
     cut,
     phase_attributes,
     root_attributes,
     slow_gaps,
+    within_limits,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
 from telemetry.traces.tool_spans import tool_attributes, tool_link
@@ -50,7 +51,6 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
-MAX_EVENTS = 128
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
     WaitReason.ADAPTER: "adapter.load",
@@ -94,7 +94,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return spans + tree.tools(root)
+        return [*spans, *tree.remote(root), *tree.tools(root)]
 
 
 class _Tree:
@@ -116,6 +116,7 @@ class _Tree:
         self._anchor = anchor
         accepted = timeline.accepted
         self._trace_id = int(accepted.trace_id, 16)
+        self._root_id = root_span_id(timeline)
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
@@ -146,7 +147,7 @@ class _Tree:
             ],
             kind=SpanKind.SERVER,
             status=status,
-            span_id=request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns),
+            span_id=self._root_id,
         )
 
     def tools(self, root: ReadableSpan) -> list[ReadableSpan]:
@@ -164,6 +165,15 @@ class _Tree:
             )
             for begin_ns, end_ns, call in self._timeline.tool_waits
         ]
+
+    def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """The time at an engine node, and in it the way there, the node and the way back."""
+        found: list[ReadableSpan] = []
+        for one in remote_spans(self._timeline):
+            parent = found[0] if found else root
+            stamps = (one.begin_ns, one.end_ns)
+            found.append(self._span(one.name, parent.context, *stamps, one.attributes))
+        return found
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
         timeline = self._timeline
@@ -287,7 +297,7 @@ class _Tree:
         if chunk.target_ns is not None:
             attributes["phasescope.step.target_ms"] = chunk.target_ns / 1e6
         end_ns = min(chunk.end_ns, phase.end_ns)
-        span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
+        span_id = chunk_span_id(self._root_id, chunk.seq_id, chunk.step_id)
         context = holder.context
         return self._span(
             "prefill.chunk", context, chunk.start_ns, end_ns, attributes, span_id=span_id
@@ -306,7 +316,7 @@ class _Tree:
         links: Sequence[Link] = (),
         span_id: int | None = None,
     ) -> ReadableSpan:
-        attributes, events = _within_limits(attributes, events)
+        attributes, events = within_limits(attributes, events)
         return ReadableSpan(
             name=name,
             context=self._context(span_id or int(self._new_span_id(), 16)),
@@ -333,17 +343,3 @@ def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
 
 def _covers(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
     return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
-
-
-def _within_limits(
-    attributes: Attributes, events: Sequence[Event]
-) -> tuple[Attributes, Sequence[Event]]:
-    """Cut to MAX_ATTRIBUTES and MAX_EVENTS, with the number cut as an attribute."""
-    if len(events) > MAX_EVENTS:
-        attributes = attributes | cut("events", events, MAX_EVENTS)
-        events = events[:MAX_EVENTS]
-    if len(attributes) > MAX_ATTRIBUTES:
-        names = list(attributes)
-        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
-        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
-    return attributes, events

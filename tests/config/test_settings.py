@@ -163,7 +163,7 @@ def test_the_model_is_made_of_its_settings(key: str) -> None:
 def parts(config: ServeConfig) -> list[msgspec.Struct]:
     return [config.engine, config.gateway, config.gateway.http, config.logs, config.tracing,
             config.peaks, config.recorder, config.metrics, config.autopilot,
-            config.console]  # fmt: skip
+            config.console, config.fleet]  # fmt: skip
 
 
 @each

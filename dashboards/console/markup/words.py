@@ -24,6 +24,9 @@ _PARTS = {
     Part.LOST_STEP: "a step that was lost with the engine",
     Part.ADAPTER: "an adapter, which was loaded",
     Part.REMOTE_KV: "blocks that came from elsewhere",
+    Part.WIRE: "the network, there and back",
+    Part.WIRE_OUT: "the network, on the way to the node",
+    Part.WIRE_BACK: "the network, on the way back",
     Part.NOT_OBSERVED: "what nothing observes",
 }
 

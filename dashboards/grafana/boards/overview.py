@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.grafana.boards.slo import burn, good_share
 from dashboards.grafana.queries import highest, quantile, rate, samples, share, total
 from dashboards.grafana.spec import Board, Needs, Panel, Query, Row, Show
-from telemetry.metrics.catalog import attach, engine, gateway, harm, slo
+from telemetry.metrics.catalog import attach, engine, fleet, gateway, harm, slo
 from telemetry.metrics.catalog.latency import HISTOGRAMS
 from telemetry.requests.phases import Measure
 
@@ -219,6 +219,51 @@ _GATEWAY = Row(
     ),
 )
 
+_FLEET = Row(
+    title="Engines behind a network",
+    panels=(
+        Panel(
+            title="Engines of each gateway",
+            queries=(Query(total(fleet.ENGINES, "state"), "{{state}}"),),
+            about=fleet.ENGINES.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
+            title="Gateways of each engine node",
+            queries=(Query(total(fleet.NODE_GATEWAYS, "instance"), "{{instance}}"),),
+            about=fleet.NODE_GATEWAYS.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
+            title="Connections made, refused and lost",
+            queries=(
+                Query(rate(fleet.CONNECTS, "result"), "connect: {{result}}"),
+                Query(rate(fleet.WIRE_CONNECTED), "proved"),
+                Query(rate(fleet.WIRE_FAULTS, "fault"), "ended: {{fault}}"),
+                Query(rate(fleet.WIRE_LOST), "with frames not written"),
+                Query(rate(fleet.SEQUENCES_LOST), "sequences lost"),
+            ),
+            unit="cps",
+            about=f"{fleet.WIRE_FAULTS.help} {fleet.SEQUENCES_LOST.help}",
+            needs=Needs.FLEET,
+        ),
+        Panel(
+            title="Frames between gateways and nodes",
+            queries=(Query(rate(fleet.WIRE_FRAMES, "direction"), "{{direction}}"),),
+            unit="cps",
+            about=fleet.WIRE_FRAMES.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
+            title="Bytes between gateways and nodes",
+            queries=(Query(rate(fleet.WIRE_BYTES, "direction"), "{{direction}}"),),
+            unit="Bps",
+            about=fleet.WIRE_BYTES.help,
+            needs=Needs.FLEET,
+        ),
+    ),
+)
+
 _ATTACHED = Row(
     title="Attached engines",
     panels=(
@@ -252,5 +297,5 @@ BOARD = Board(
     name="overview",
     title="phasescope / Overview",
     about="Are promises kept, by which replica are they not, and what is wrong.",
-    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY, _ATTACHED),
+    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY, _FLEET, _ATTACHED),
 )

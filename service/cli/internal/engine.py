@@ -1,4 +1,4 @@
-"""`phasescope engine`: the engine process; started by the gateway, not by people."""
+"""`phasescope engine-process`: the engine process; started by the gateway, not by people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.process.heartbeat import STACKS_SIGNAL
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "engine", help="(internal) the engine process; `serve` starts it"
+        "engine-process", help="(internal) the engine process; `serve` and `engine` start it"
     )
     parser.add_argument("--fd", type=int, required=True, help="socket inherited from the gateway")
     parser.add_argument("--pulse-fd", type=int, help="shared memory for the heartbeat")

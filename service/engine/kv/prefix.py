@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from service.engine.kv.blocks import BlockPool
 from service.engine.kv.cpu_offload import CpuOffloadIndex
+from service.engine.kv.held_prefixes import HeldPrefixes
 from service.engine.plan import BlockCopy, CopyKind
 
 _DIGEST_BYTES = 16
@@ -36,6 +37,31 @@ class Match:
     blocks: tuple[int, ...] = ()
     host_digests: tuple[bytes, ...] = ()
     ghost_blocks: int = 0
+
+
+def namespace_of(tenant: str, salt: str) -> str:
+    """Within which requests may share blocks."""
+    return f"{tenant}\0{salt}"
+
+
+def chain_root(identity: str, namespace: str, adapter: int = 0) -> bytes:
+    """The digest from which chains of a cache's identity, a namespace and an adapter start."""
+    seed = f"{len(identity)}:{identity}{adapter}:{namespace}".encode()
+    return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
+
+
+def chain_digests(
+    digests: list[bytes], root: bytes, tokens: Sequence[int], block_tokens: int
+) -> None:
+    """Append the digests of the full blocks of `tokens`, which follow those of `digests`."""
+    packed = memoryview(array("q", tokens)).cast("B")
+    size = block_tokens * _TOKEN_BYTES
+    last = digests[-1] if digests else root
+    for end in range(size, len(packed) + 1, size):
+        digest = hashlib.blake2b(last, digest_size=_DIGEST_BYTES)
+        digest.update(packed[end - size : end])
+        last = digest.digest()
+        digests.append(last)
 
 
 class PrefixCache:
@@ -62,23 +88,21 @@ class PrefixCache:
         self._copies: list[BlockCopy] = []
         self._unready: dict[int, BlockCopy] = {}
         self._now_ns = 0
+        self._watch: HeldPrefixes | None = None
+
+    def watch(self, stride: int) -> HeldPrefixes:
+        """Keep account, from now on, of which of each `stride` blocks of a chain are held."""
+        self._watch = HeldPrefixes(stride)
+        return self._watch
 
     def root(self, namespace: str, adapter: int = 0) -> bytes:
         """The digest from which chains of a namespace and an adapter start."""
-        seed = f"{len(self._identity)}:{self._identity}{adapter}:{namespace}".encode()
-        return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
+        return chain_root(self._identity, namespace, adapter)
 
     def extend(self, digests: list[bytes], root: bytes, tokens: Sequence[int]) -> None:
         """Append the digests of the full blocks of `tokens`, which follow those of `digests`;
         `root` is of the namespace."""
-        packed = memoryview(array("q", tokens)).cast("B")
-        size = self._block_tokens * _TOKEN_BYTES
-        last = digests[-1] if digests else root
-        for end in range(size, len(packed) + 1, size):
-            digest = hashlib.blake2b(last, digest_size=_DIGEST_BYTES)
-            digest.update(packed[end - size : end])
-            last = digest.digest()
-            digests.append(last)
+        chain_digests(digests, root, tokens, self._block_tokens)
 
     def match(self, digests: Iterable[bytes], now_ns: int) -> Match:
         """The longest known prefix of a chain; changes nothing."""
@@ -129,8 +153,14 @@ class PrefixCache:
         self._now_ns = now_ns
         return self.pool.allocate(count)
 
-    def register(self, digest: bytes, block: int, tenant: str) -> None:
-        """`block` has the computed contents with this digest, and may be shared from now on."""
+    def reserve(self, count: int, epoch: int, now_ns: int) -> list[int]:
+        """`count` blocks for another engine to write, in quarantine. Raises OutOfBlocks."""
+        self._now_ns = now_ns
+        return self.pool.quarantine(count, epoch)
+
+    def register(self, digest: bytes, block: int, tenant: str, depth: int = 0) -> None:
+        """`block` has the computed contents with this digest, and may be shared from now on. It is
+        the `depth`-th of its chain, from 1; 0: not known."""
         if not self.enabled or digest in self._block_of or block in self._digest_of:
             return
         self._block_of[digest] = block
@@ -138,6 +168,8 @@ class PrefixCache:
         self._tenant_of[digest] = tenant
         self._ghost.pop(digest, None)
         self.pool.keep(block)
+        if self._watch is not None:
+            self._watch.came(digest, depth)
 
     def flush(self) -> int:
         """Forget all contents, those in CPU memory and the ghost too; returns the number of unused
@@ -150,6 +182,8 @@ class PrefixCache:
         self._unready.clear()
         if self._offload is not None:
             self._offload.clear()
+        if self._watch is not None:
+            self._watch.flushed()
         return self.pool.forget_cached()
 
     def copied(self, copies: Sequence[BlockCopy]) -> None:
@@ -157,6 +191,16 @@ class PrefixCache:
         for copy in copies:
             if self._unready.get(copy.host_slot) is copy:
                 del self._unready[copy.host_slot]
+
+    @property
+    def has_offload(self) -> bool:
+        """Whether evicted blocks are copied to CPU memory, by the next step."""
+        return self._offload is not None
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next launched step has copies to make."""
+        return bool(self._copies)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies that the next launched step must make first, in this order."""
@@ -199,5 +243,7 @@ class PrefixCache:
     def _remember(self, digest: bytes) -> None:
         self._ghost[digest] = None
         self._ghost.move_to_end(digest)
+        if self._watch is not None:
+            self._watch.went(digest)
         if len(self._ghost) > self._ghost_limit:
             self._ghost.popitem(last=False)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from service.engine.admission import Limits
 from service.engine.kv.block_aliases import BlockAliases
 from service.engine.kv.cpu_offload import CpuOffloadIndex
-from service.engine.kv.prefix import Match, PrefixCache
+from service.engine.kv.prefix import Match, PrefixCache, namespace_of
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request
 from telemetry.facts.step_parts import BlocksSealed
@@ -50,7 +50,7 @@ class PrefixBlocks:
         if output is not None and output.reads_every_row:
             return
         if submit.cache_prefix and self._prefix.enabled:
-            namespace = f"{submit.tenant}\0{submit.cache_salt}"
+            namespace = namespace_of(submit.tenant, submit.cache_salt)
             request.cache_root = self._prefix.root(namespace, submit.adapter)
 
     def match(self, request: Request, now_ns: int) -> Match:
@@ -70,7 +70,7 @@ class PrefixBlocks:
         self._hash(request, blocks)
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
-            self._prefix.register(digest, block, request.submit.tenant)
+            self._prefix.register(digest, block, request.submit.tenant, index + 1)
         self.record_sealed(request, blocks)
         request.cached_blocks = blocks
 

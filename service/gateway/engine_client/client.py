@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
@@ -30,6 +30,7 @@ from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.server_state import Health
@@ -114,8 +115,9 @@ class EngineClient:
         self._last_seq_id += 1
         return self._last_seq_id
 
-    def submit(self, command: Submit, queue: OutputQueue) -> int:
-        """Send a sequence to the engine; its emissions arrive in `queue`.
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+        """Send a sequence to the engine; its emissions arrive in `queue`. `about` its request is
+        for engines that are elsewhere.
 
         Returns the number of bytes written. Raises EngineUnavailable when no engine is ready.
         """
@@ -244,14 +246,18 @@ class EngineClient:
                 self._on_sequence_fact(fact)
             elif isinstance(fact, SequenceEnded):
                 self._waiting.pop(fact.seq_id, None)
+        self._deliver(frame.emissions)
+        self.lost_facts = self._lost_before + frame.lost_facts
+        self.after_frame()
+
+    def _deliver(self, emissions: Iterable[Emission]) -> None:
+        """Pass emissions on to their requests."""
         is_flushing = bool(self._unflushed)
-        for emission in frame.emissions:
+        for emission in emissions:
             if (queue := self._enqueue(emission)) is not None:
                 self._unflushed[queue] = None
         if not is_flushing:
             self._flush_queues()
-        self.lost_facts = self._lost_before + frame.lost_facts
-        self.after_frame()
 
     def _flush_queues(self) -> None:
         """Flush up to `_QUEUES_PER_ITERATION` queues, and the rest in the next iteration.

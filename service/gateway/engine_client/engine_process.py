@@ -71,7 +71,7 @@ def start_engine(clock: Clock, listener: socket.socket | None = None) -> EngineP
         }
         arguments = [word for flag, number in shared.items() for word in (flag, str(number))]
         process = subprocess.Popen(
-            (sys.executable, "-m", "service.cli.main", "engine", *arguments),
+            (sys.executable, "-m", "service.cli.main", "engine-process", *arguments),
             pass_fds=tuple(shared.values()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # signals to our group are for us: we drain first

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from service.engine.inbox import Submit
 from service.engine.plan import GrammarKind
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.http.asgi import header, label
 from service.gateway.ingest.schemas import GenerationRequest
@@ -52,6 +53,8 @@ class RequestRecorder:
         self.status = 0
         self._trace_id: str | None = None
         self.slo_class = ""
+        self._asked = ("", "")
+        self._sampled: bool | None = None
         self.output_valid: bool | None = None
         self._gateway = gateway
         self._lane = lane
@@ -70,6 +73,8 @@ class RequestRecorder:
         state = parse_tracestate(header(scope, b"tracestate")) if parent else None
         self.slo_class = label(header(scope, b"x-slo-class"))
         self._trace_id = parent.trace_id if parent else new_trace_id()
+        self._sampled = parent.sampled if parent else None
+        self._asked = (scope["path"], operation)
         self._lane.append(
             RequestAccepted(
                 request_id=self.request_id,
@@ -93,6 +98,20 @@ class RequestRecorder:
         assert self._trace_id is not None, "before accepted"
         span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
         return self._trace_id, f"{span_id:016x}"
+
+    def for_engine(self, sequence: int, sequences: int) -> RequestAbout:
+        """What an engine elsewhere records of the request."""
+        route, operation = self._asked
+        return RequestAbout(
+            self.request_id,
+            *self.span,
+            self._sampled,
+            self.slo_class,
+            route,
+            operation,
+            sequence,
+            sequences,
+        )
 
     def about(self) -> dict[str, str]:
         """The request, its trace and its root span, for a log record's `extra`."""

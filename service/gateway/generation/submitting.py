@@ -101,7 +101,9 @@ async def submit_all(
     """
     written_bytes = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
-    use = request.tools
+    use, sequences = request.tools, request.candidates * len(request.prompts or (None,))
+    if request.embedding is not None:
+        sequences = 1  # each is a request of its own to a router: they come in parts
     for index, submit in enumerate(submits, len(choices)):
         thought = None
         if reasoning is not None:
@@ -112,7 +114,8 @@ async def submit_all(
         )
         submitted_ns = state.clock.now_ns()
         try:
-            written_bytes += state.engine.submit(submit, outputs)
+            about = recorder.for_engine(index, sequences)
+            written_bytes += state.engine.submit(submit, outputs, about)
         except EngineUnavailable:
             raise state.engine.unavailable_error() from None
         recorder.submitted(submit, index, submitted_ns)

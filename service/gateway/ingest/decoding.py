@@ -53,16 +53,17 @@ def _refusal(text: str, kind: type[Body]) -> ApiError:
     path = found["path"] if found else ""
     fault = (text[: found.start()] if found else text)[:_SHOWN_CHARACTERS]
     named = _NAMED.fullmatch(fault)
+    field = _PARAM.match(path)
+    param = field[0] if field else path
+    root = param.partition(".")[0]
+    if root in NOT_SUPPORTED:  # whatever is wrong within it, it does not mean "off"
+        mark = foreign_fields(kind).get(root)
+        return unsupported(root, reason=mark.reason if mark else "")
     if named is not None:
         path = f"{path}.{named['name'][:_SHOWN_CHARACTERS]}".lstrip(".")
         return _field_error(path, named["what"] == "missing required", kind)
     if not path:
         return bad_request("the body must be a JSON object", code="invalid_json")
-    field = _PARAM.match(path)
-    param = field[0] if field else path
-    if param in NOT_SUPPORTED:
-        mark = foreign_fields(kind).get(param)
-        return unsupported(param, reason=mark.reason if mark else "")
     message = f"{path}: {_in_json_terms(fault)}{_choices_at(path, kind)}"
     code = _code(path)
     if fault == "Number out of range":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from telemetry.metrics.catalog import (
     attach,
     engine,
+    fleet,
     gateway,
     harm,
     latency,
@@ -18,11 +19,13 @@ from telemetry.metrics.catalog import (
 )
 from telemetry.metrics.metric import Metric
 
+_MODULES = (attach, engine, fleet, gateway, harm, latency, machine, recording, slo, tracing)
+
 
 def all_metrics() -> list[Metric]:
     """Every metric of the catalog, by name."""
     found: set[Metric] = set()
-    for module in (attach, engine, gateway, harm, latency, machine, recording, slo, tracing):
+    for module in _MODULES:
         for value in vars(module).values():
             if isinstance(value, Metric):
                 found.add(value)

@@ -88,9 +88,31 @@ NOT_OBSERVED = Metric(
     "phasescope_not_observed_seconds",
     Kind.COUNTER,
     "Seconds of ended requests that nothing observes, by reason: on the way to the core of an "
-    "attached engine (to_engine), on the way back (to_front_end), or in a front end without the "
-    "adapter (front_end). 0 with an engine of our own.",
+    "attached engine (to_engine), on the way back (to_front_end), in a front end without the "
+    "adapter (front_end), or at an engine node whose account did not come or contradicts itself "
+    "(at_node). 0 with an engine of our own.",
     ("reason",),
+)
+CLOCK_FINDINGS = Metric(
+    "phasescope_clock_findings",
+    Kind.COUNTER,
+    "Number of sequences at nodes of a fleet whose time shows a fault of clocks or accounts, by "
+    "finding. 0 with an engine of our own.",
+    ("finding",),
+)
+CLOCK_STEPS = Metric(
+    "phasescope_clock_steps",
+    Kind.COUNTER,
+    "Number of times that the clock of a node of the fleet and this one were found further apart, "
+    "or nearer, than drift explains. 0 with an engine of our own.",
+)
+CLOCK_EPSILON = Metric(
+    "phasescope_clock_epsilon_seconds",
+    Kind.GAUGE,
+    "Most by which the offset of a node's clock to this one may be wrong, by engine. Absent while "
+    "it is not bounded, of nodes that were not heard of for a minute, and with an engine of our "
+    "own.",
+    ("engine",),
 )
 NOT_OBSERVED_SHARE = Metric(
     "phasescope_not_observed_share",

@@ -87,6 +87,35 @@ def test_a_refused_field_is_refused_with_its_reason_unless_its_value_means_off(n
     assert parsed(**{name: value_of(name)}) == parsed()
 
 
+OFF = {
+    "do_remote_decode": False, "do_remote_prefill": False, "remote_engine_id": None,
+    "remote_block_ids": None, "remote_host": None, "remote_port": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, OFF, {"remote_block_ids": []}])
+def test_a_router_may_say_that_no_cache_is_to_be_moved(given: dict[str, Any]) -> None:
+    assert parsed(kv_transfer_params=given) == parsed()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {**OFF, "do_remote_decode": True},  # what a P/D router asks of a server for prefill
+        {**OFF, "do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 5600},
+        {"remote_block_ids": [3]}, {"remote_engine_id": "e"}, {"unknown": None},
+    ],
+)  # fmt: skip
+def test_a_part_of_a_disaggregated_request_is_refused_with_a_word_on_why(
+    given: dict[str, Any],
+) -> None:
+    """An answer of a server that ignored it would be computed twice, or be of the wrong text."""
+    error = refusal_of(kv_transfer_params=given)
+
+    assert (error.code, error.param) == ("unsupported", "kv_transfer_params")
+    assert "both prefill and decode" in error.message
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_field_without_effect_changes_nothing_and_an_honoured_one_does(name: str) -> None:
     """With a value that is not the default."""

@@ -6,10 +6,12 @@ from typing import Any
 
 from service.config.settings import SamplingDefaults
 from service.gateway.routes.peer_types import server_info, worker_load
+from telemetry.metrics.vllm_names import VllmFold, vllm_families
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.window_fold import WindowFold
 from tests.support.servers.served import started
 from tests.support.servers.server import Server
+from tests.support.worlds.facts import prefill, step
 
 
 def test_routers_learn_what_is_served_and_how_much_fits(server: Server) -> None:
@@ -87,3 +89,23 @@ def test_a_load_counts_tokens_in_blocks() -> None:
 
     assert (load.num_used_tokens, load.max_total_num_tokens) == (0, 256)
     assert load.max_running_requests == 8
+
+
+def test_the_load_and_the_metrics_are_one_number() -> None:
+    """Whether the gateway API's inference extension asks, or a router."""
+    fold, histograms = WindowFold(Histograms()), Histograms()
+    fold.on_facts([started(), step(0, 1, 2, [prefill()], blocks_used=3, running=2, waiting=5)])
+    now = fold.snapshot(2_000_000)
+    load = worker_load(now, started())
+    shown = {
+        family.metric.name: (labels, value)
+        for family in vllm_families(now, histograms, VllmFold(), "m")
+        for labels, value in family.samples
+    }
+
+    assert shown["vllm:num_requests_running"][1] == load.num_running_reqs == 2
+    assert shown["vllm:num_requests_waiting"][1] == load.num_waiting_reqs == 5
+    assert shown["vllm:kv_cache_usage_perc"][1] == load.token_usage > 0
+    sizes = shown["vllm:cache_config_info"][0]
+    tokens = int(sizes["block_size"]) * int(sizes["num_gpu_blocks"])
+    assert tokens == load.max_total_num_tokens

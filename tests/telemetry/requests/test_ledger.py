@@ -131,10 +131,11 @@ def test_almost_no_time_of_a_thousand_chaotic_requests_is_unattributed() -> None
     assert len(shares) > 700
     assert shares[len(shares) // 2] <= 0.01
     assert shares[int(0.99 * len(shares))] <= 0.02
-    assert states == set(State)
+    assert states == set(State) - {State.WIRE}
     missing = set(Part) - seen
     virtual = {Part.HOST, Part.SAMPLE, Part.MASK, Part.CO_MASK, Part.HOST_STALL}
     virtual |= {Part.NOT_OBSERVED, Part.REMOTE_KV}  # of attached engines
+    virtual |= {Part.WIRE, Part.WIRE_OUT, Part.WIRE_BACK}  # of engine nodes
     assert missing <= virtual, missing  # a simulated device takes no time for those
 
 

@@ -58,12 +58,31 @@ OWN = {
 }  # fmt: skip
 
 _NO_MEDIA = "the server takes text only"
-_NO_TRANSFER = "it moves no cache between servers"
+_NO_TRANSFER = (
+    "it moves no KV cache between servers, so one server does both prefill and decode of a request"
+)
 _NO_RANKS = "it has no data parallel ranks to choose from"
 _NO_HIDDEN = "it gives out texts, tokens and log-probabilities, nothing of the model's inside"
 _NO_BEAMS = "it samples, and searches no beams"
 _NO_CODE = "a client may not bring code"
 _FINE_ALREADY = "there is nothing to choose: bytes of tokens are joined as they are"
+
+
+class NoTransfer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The parameters with which a router says that nothing is to be transferred."""
+
+    do_remote_decode: NotTrue | None = None
+    do_remote_prefill: NotTrue | None = None
+    remote_engine_id: None = None
+    remote_request_id: None = None
+    remote_block_ids: Nothing | None = None
+    remote_host: None = None
+    remote_port: None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a switch that is on."""
+        if self.do_remote_decode or self.do_remote_prefill:
+            raise ValueError(_NO_TRANSFER)
 
 
 class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -157,7 +176,7 @@ class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
         NotTrue | None, refused(VLLM, "the prompt's tokens come with `return_token_ids`")
     ] = None
     vllm_xargs: Annotated[NoEntries | None, refused(VLLM, "it has no such extensions")] = None
-    kv_transfer_params: Annotated[NoEntries | None, refused(VLLM, _NO_TRANSFER)] = None
+    kv_transfer_params: Annotated[NoTransfer | None, refused(VLLM, _NO_TRANSFER)] = None
     ec_transfer_params: Annotated[NoEntries | None, refused(VLLM, _NO_TRANSFER)] = None
     bootstrap_host: Annotated[None, refused(SGLANG, _NO_TRANSFER)] = None
     bootstrap_port: Annotated[None, refused(SGLANG, _NO_TRANSFER)] = None

@@ -1,0 +1,155 @@
+"""Where gateways connect to a node, and what they are told without being asked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+
+from service.composition.node.accounts import Accounts
+from service.composition.node.gateway_peer import GatewayPeer
+from service.composition.node.loads import LoadFold
+from service.composition.node.remote_sequence import RemoteSequence
+from service.fleet.wire import messages
+from service.fleet.wire.counts import Fault, WireCounts
+from service.fleet.wire.handshake import PROOF_BYTES
+from service.fleet.wire.peer import SILENT_S
+from service.gateway.engine_client.client import EngineClient
+from service.gateway.server_state import Drain, LiveRequest
+from telemetry.facts.clock import Clock
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.recorder import Lane
+
+MOST_CONNECTIONS = 256
+_TICK_S = 0.1
+_LOAD_TICKS = 5
+"""A load report at least every half second, and whenever it has changed."""
+
+
+class NodeListener:
+    """All gateways of a node; implements `gateway_peer.Node`. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        client: EngineClient,
+        lane: Lane,
+        key: bytes,
+        identity: messages.Welcome,
+        vocab_tokens: int,
+        handlers: dict[str, LiveRequest],
+        drain: Drain,
+    ) -> None:
+        """`handlers` are the live sequences by request id; a drain waits until there are none."""
+        self.clock, self.client, self.lane, self.key = clock, client, lane, key
+        self.welcome, self.vocab_tokens = identity, vocab_tokens
+        self.counts = WireCounts()
+        self.accounts = Accounts()
+        self.loads = LoadFold()
+        self._handlers, self._drain = handlers, drain
+        self._peers: set[GatewayPeer] = set()
+        self._started: EngineStarted | None = None
+        self._incarnation = 0
+        self._connections = 0
+        self._told: messages.EngineIs | None = None
+        self._load: messages.Load | None = None
+        self._ticks = 0
+
+    @property
+    def gateways(self) -> int:
+        """That have proved that they have the key."""
+        return len(self._peers)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._drain.active
+
+    @property
+    def is_full(self) -> bool:
+        return self._connections > MOST_CONNECTIONS
+
+    @property
+    def incarnation(self) -> int:
+        """Of the engine that runs; 0 while none does."""
+        started = self.client.started if self.client.has_engine else None
+        if started is not self._started:
+            self._started = started
+            self._incarnation = 0 if started is None else 1 + secrets.randbits(62)
+        return self._incarnation
+
+    def engine_is(self) -> messages.EngineIs:
+        hung_ns = self.client.health.hung_ns
+        why = "" if self.client.ready else "the engine is loading or restarting"
+        if hung_ns is not None:
+            why = f"the engine has not responded for {hung_ns / 1e9:.0f} s"
+        return messages.EngineIs(
+            incarnation=self.incarnation,
+            started=self._started,
+            ready=self.client.ready and not self.is_draining,
+            draining=self.is_draining,
+            why="the node is shutting down" if self.is_draining else why,
+        )
+
+    # What connections tell
+
+    def joined(self, peer: GatewayPeer) -> None:
+        self._peers.add(peer)
+        peer.report(self.loads.load())
+
+    def left(self, peer: GatewayPeer) -> None:
+        self._connections -= 1
+        self._peers.discard(peer)
+
+    def began(self, sequence: RemoteSequence) -> None:
+        request_id = sequence.wanted_id
+        while request_id in self._handlers:  # two gateways may have the same
+            request_id = f"{sequence.wanted_id}-{secrets.token_hex(4)}"
+        sequence.request_id = request_id
+        self._handlers[request_id] = sequence
+
+    def over(self, sequence: RemoteSequence) -> None:
+        self._handlers.pop(sequence.request_id, None)
+
+    # Its own work
+
+    async def run(self, listener: socket.socket) -> None:
+        """Accept connections until cancelled, then say goodbye to all."""
+        server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                self.tick()
+        finally:
+            server.close()
+            for peer in list(self._peers):
+                peer.send(messages.Goodbye(why="the node is shutting down"))
+                peer.close()
+
+    def tick(self) -> None:
+        """Tell what has changed, and end what is silent."""
+        now, self._ticks = self.engine_is(), self._ticks + 1
+        if now != self._told:
+            self.tell_all(now)
+        load = self.loads.load()
+        is_due = self._ticks % _LOAD_TICKS == 0 or load != self._load
+        self._load = load
+        now_ns = self.clock.now_ns()
+        for peer in list(self._peers):
+            if is_due:
+                peer.report(load)
+            if now_ns - peer.heard_ns > SILENT_S * 1e9:
+                peer.drop(Fault.SILENT)
+
+    def tell_all(self, now: messages.EngineIs) -> None:
+        self._told = now
+        for peer in list(self._peers):
+            peer.send(now)
+
+    def _connection(self) -> GatewayPeer:
+        self._connections += 1
+        return GatewayPeer(self)
+
+
+def identity(name: str, model: str, vocabulary: str) -> messages.Welcome:
+    """What a node says of itself; each connection has a proof of its own in it."""
+    return messages.Welcome(proof=bytes(PROOF_BYTES), name=name, model=model, vocabulary=vocabulary)

@@ -1,0 +1,130 @@
+"""What a router knows: its engines, their order by load, who holds which prefix, usual lengths."""
+
+from __future__ import annotations
+
+from service.fleet.routing.anchors import STRIDE_BLOCKS
+from service.fleet.routing.engine_view import EngineView, Sent
+from service.fleet.routing.load_order import LoadOrder
+from service.fleet.routing.prediction import Predicted, predict
+from service.fleet.routing.prefix_index import MOST_ANCHORS, PrefixIndex
+from service.fleet.routing.request import RouteRequest
+from service.fleet.routing.settings import RoutingSettings
+from telemetry.facts.fleet.routing_records import PrefixChanges
+
+_LEARNED = 1 / 64
+"""Weight of one more request in the means of lengths."""
+
+
+class Book:
+    """The one place where engines that may be chosen are kept: those in `order`."""
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self.settings = settings
+        self.views: list[EngineView | None] = []
+        self.by_name: dict[str, EngineView] = {}
+        self.order = LoadOrder()
+        self.prefixes = PrefixIndex()
+        self.outstanding = 0
+        self.mean_outputs = float(settings.first_output_tokens)
+        self.mean_prompt = 0.0
+        self._usual = _usual(0)
+
+    def view(self, index: int) -> EngineView:
+        found = self.views[index]
+        assert found is not None, index
+        return found
+
+    def add(self, name: str, incarnation: int, block_tokens: int, now_ns: int) -> EngineView:
+        """An engine may be chosen from now on."""
+        view = EngineView(len(self.views), name, incarnation, block_tokens, now_ns)
+        self.views.append(view)
+        self.by_name[name] = view
+        self.changed(view, now_ns)
+        return view
+
+    def drop(self, view: EngineView) -> None:
+        """An engine is gone, with all that it held."""
+        del self.by_name[view.name]
+        self.views[view.index] = None
+        self.order.remove(view.index)
+        self.prefixes.forget(view.index)
+        self.outstanding -= len(view.outstanding)
+
+    def changed(self, view: EngineView, now_ns: int) -> None:
+        """Put an engine where it belongs: by what a usual request without a prefix would cost."""
+        if view.draining:
+            self.order.remove(view.index)
+            return
+        score = self.predicted(view.index, self._usual, 0, now_ns).score
+        self.order.set(view.index, int(score))
+
+    def predicted(
+        self, index: int, request: RouteRequest, cached_tokens: int, now_ns: int
+    ) -> Predicted:
+        view, weight = self.view(index), self.settings.harm_weight
+        return predict(view, request, cached_tokens, now_ns, self.mean_outputs, weight)
+
+    def cached_tokens(self, view: EngineView, request: RouteRequest) -> int:
+        """How much of a prompt an engine is believed to hold."""
+        for depth, holders in self.prefixes.matches(request.anchors):
+            if view.index in holders:
+                return tokens_at(view, depth, request)
+        return 0
+
+    def take_prefixes(self, view: EngineView, changes: PrefixChanges) -> None:
+        """What an engine reports about its cache. After a message that was lost nothing is known
+        but what this router sent, until the engine reports all that it holds."""
+        if changes.whole or changes.number - 1 != view.prefix_number:
+            self.prefixes.replace(view.index, changes.added)
+            for sent in view.outstanding.values():
+                self.prefixes.add(view.index, sent.anchors)
+        else:
+            self.prefixes.remove(view.index, changes.removed)
+            self.prefixes.add(view.index, changes.added)
+        view.prefix_number = changes.number
+
+    def sent(self, view: EngineView, sent: Sent) -> None:
+        """A request was sent to an engine, which will hold its prompt."""
+        view.sent(sent)
+        self.outstanding += 1
+        self.prefixes.add(view.index, sent.anchors, self._most_anchors(view))
+        self.changed(view, sent.sent_ns)
+        self.mean_prompt += _LEARNED * (sent.context_tokens - self.mean_prompt)
+        if abs(self.mean_prompt - self._usual.prompt_tokens) > self.mean_prompt / 8:
+            self._usual = _usual(round(self.mean_prompt))
+
+    def ended(
+        self, view: EngineView, request_id: str, output_tokens: int | None, now_ns: int
+    ) -> None:
+        """A request is over; None: not by the engine."""
+        view.ended(request_id, output_tokens is not None)
+        self.outstanding -= 1
+        if output_tokens:
+            self.mean_outputs += _LEARNED * (output_tokens - self.mean_outputs)
+        self.changed(view, now_ns)
+
+    def check(self) -> None:
+        """Walk all state; raises AssertionError."""
+        self.prefixes.check()
+        live = [view for view in self.views if view is not None]
+        assert {view.name: view for view in live} == self.by_name
+        assert sum(len(view.outstanding) for view in live) == self.outstanding
+        for view in live:
+            assert view.draining != (view.index in self.order), view.name
+        assert len(self.order) == sum(not view.draining for view in live)
+
+    def _most_anchors(self, view: EngineView) -> int:
+        """An engine that reports no prefixes holds no more than its blocks do."""
+        if view.prefix_number is not None or view.report is None:
+            return MOST_ANCHORS
+        return min(MOST_ANCHORS, max(1, view.report.blocks_total // STRIDE_BLOCKS))
+
+
+def _usual(prompt_tokens: int) -> RouteRequest:
+    """A request by which engines are put in order."""
+    return RouteRequest(request_id="", prompt_tokens=prompt_tokens + 1, max_tokens=1 << 30)
+
+
+def tokens_at(view: EngineView, depth: int, request: RouteRequest) -> int:
+    """The tokens of a prompt's first `depth` anchors."""
+    return min(depth * STRIDE_BLOCKS * view.block_tokens, request.prompt_tokens - 1)

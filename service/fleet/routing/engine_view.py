@@ -1,0 +1,176 @@
+"""What the router knows of one engine: its last report, and what it sent itself since.
+
+A report is old when it comes. Which of this router's requests and ends it contains is counted, not
+timed: the engine says how many it had received and ended (`EngineReported`). What is beyond these
+counts is added to the report or taken off it, so that a burst within one signal age spreads. Other
+routers' requests are seen in the next report.
+
+Prompts drain at the pace of the fitted cost while a report ages. The correction for what was sent
+is exact for requests; their lengths are predictions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+import msgspec
+
+from service.engine.budget import LEAST_SHARE
+from service.engine.inbox import SetStepCost
+from service.fleet.routing.ring import hash_of
+from telemetry.facts.engine_records import StepCostSet
+from telemetry.facts.fleet.routing_records import EngineReported
+
+ASSUMED_COST = SetStepCost(
+    base_ns=20_000_000, prefill_token_ns=100_000, decode_row_ns=300_000, context_token_ns=500
+)
+"""Of an engine that has fitted none yet: only the ratio between busy and idle ones matters."""
+ASSUMED_MAX_SEQS, ASSUMED_BUDGET_TOKENS = 256, 2048
+_ENDS_KEPT = 256
+"""Ends since the last report that are remembered."""
+SILENT_NS = 3_000_000_000
+"""An engine that has not reported for so long is expected to stay silent for as long again."""
+
+
+class Sent(msgspec.Struct, gc=False):
+    """A request of this router that the engine has not ended. `ordinal` counts those of the
+    engine, from 1; `tokens` of its prompt are believed to be computed there."""
+
+    request_id: str
+    ordinal: int
+    sent_ns: int
+    tokens: int
+    context_tokens: int
+    anchors: tuple[int, ...]
+
+
+class EngineView:
+    """One engine. After each change `refresh` works out again what predictions are made from."""
+
+    def __init__(
+        self, index: int, name: str, incarnation: int, block_tokens: int, joined_ns: int
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.name_hash = hash_of(name)
+        self.incarnation = incarnation
+        self.block_tokens = block_tokens
+        self.draining = False
+        self.report: EngineReported | None = None
+        self.cost = ASSUMED_COST
+        self._fitted: StepCostSet | None = None
+        self.outstanding: OrderedDict[str, Sent] = OrderedDict()
+        self.sent_count = self.ended_count = 0
+        self.prefix_number: int | None = None
+        self._unseen: deque[Sent] = deque()  # sent, and not in the report
+        self._ends: deque[tuple[int, Sent]] = deque(maxlen=_ENDS_KEPT)  # numbered, not reported
+        # what predictions read
+        self.signal_ns = joined_ns
+        self.ready_ns = float(joined_ns)
+        self.residents = 0
+        self.rows = 0
+        self.context_tokens = 0.0
+        self.max_seqs = ASSUMED_MAX_SEQS
+        self.budget_tokens = ASSUMED_BUDGET_TOKENS
+        self.target_ns: int | None = None
+        self.free_blocks: float | None = None
+        self.used_blocks = 0
+        self.refresh()
+
+    def take_report(self, report: EngineReported) -> None:
+        """A newer report of this incarnation."""
+        self.report = report
+        self.draining = self.draining or report.draining
+        if report.cost is not None:
+            self._fitted = report.cost
+        if self._fitted is not None:
+            self.cost = _command_of(self._fitted, report.drift)
+        while self._unseen and self._unseen[0].ordinal <= report.received:
+            self._unseen.popleft()
+        while self._ends and self._ends[0][0] <= report.ended:
+            self._ends.popleft()
+        self.signal_ns = report.at_ns - report.age_ns
+        self.refresh()
+        self.ready_ns = self.signal_ns + report.prompt_tokens * self.token_ns
+        for sent in self._unseen:
+            self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
+
+    def sent(self, sent: Sent) -> None:
+        """A request was sent here."""
+        self.sent_count = sent.ordinal
+        self.outstanding[sent.request_id] = sent
+        self._unseen.append(sent)
+        self.refresh()
+        self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
+
+    def ended(self, request_id: str, by_engine: bool) -> None:
+        """A request is over; `by_engine`: the engine wrote its end, and counts it."""
+        sent = self.outstanding.pop(request_id)
+        self.ended_count += by_engine
+        if not self._contains(sent):
+            self._unseen.remove(sent)  # but a report that is under way may
+        self._ends.append((self.ended_count, sent))
+        self.refresh()
+
+    def _contains(self, sent: Sent) -> bool:
+        """Whether the last report counts a request, ended since or not."""
+        return self.report is not None and sent.ordinal <= self.report.received
+
+    def refresh(self) -> None:
+        """Rows, context and the time of a step, as they are believed to be now."""
+        report, unseen = self.report, self._unseen
+        gone = [] if report is None else [one for _, one in self._ends if self._contains(one)]
+        residents = len(unseen) - len(gone)
+        context = sum(one.context_tokens for one in unseen)
+        if report is not None:
+            residents += report.running + report.waiting
+            self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
+            self.target_ns = report.target_ns
+            waiting_tokens = report.prompt_tokens + sum(one.tokens for one in unseen)
+            freed = sum(one.context_tokens for one in gone)
+            free = report.blocks_total - report.blocks_used
+            self.free_blocks = free - (waiting_tokens - freed) / self.block_tokens
+            self.used_blocks = report.blocks_used
+            context += report.context_tokens + report.prompt_tokens - freed
+        # what the router itself has there is certain
+        self.residents = max(residents, len(self.outstanding))
+        self.rows = min(self.max_seqs, self.residents)
+        self.context_tokens = float(max(0, context))
+        self._price()
+
+    def _price(self) -> None:
+        """The time of a step, and what of it is there for prompts, as the engine's own budget gives
+        it (`service.engine.budget`). A step without decodes is as long as its prompts need."""
+        cost = self.cost
+        self.prefill_ns = float(cost.prefill_token_ns)
+        self.row_ns, self.context_token_ns = float(cost.decode_row_ns), cost.context_token_ns
+        self.pair_ns, self.mixed_ns = cost.pair_ns, float(cost.mixed_ns)
+        self.decode_ns = float(cost.decode_step_ns(self.rows, int(self.context_tokens)))
+        self.spare_ns = max(1.0, self.prefill_ns * (self.budget_tokens - self.rows))
+        if self.rows and self.target_ns is not None:
+            left_ns = self.target_ns / cost.spread - self.decode_ns
+            least_ns = max(1.0, self.decode_ns * LEAST_SHARE)
+            self.spare_ns = min(self.spare_ns, max(left_ns, least_ns))
+        self.token_ns = self.prefill_ns * (1.0 + self.decode_ns / self.spare_ns)
+
+    def silence_ns(self, now_ns: int) -> int:
+        """How much longer it is expected to say nothing; 0 while reports come."""
+        age_ns = now_ns - self.signal_ns
+        return age_ns if age_ns > SILENT_NS else 0
+
+    def age_ns(self, now_ns: int) -> int | None:
+        """Of the last report; None: there is none."""
+        return None if self.report is None else max(0, now_ns - self.signal_ns)
+
+
+def _command_of(cost: StepCostSet, drift: float) -> SetStepCost:
+    """The fitted cost at the present speed."""
+    return SetStepCost(
+        base_ns=round(cost.base_ns * drift),
+        prefill_token_ns=round(cost.prefill_token_ns * drift),
+        decode_row_ns=round(cost.decode_row_ns * drift),
+        context_token_ns=round(cost.context_token_ns * drift),
+        pair_ns=cost.pair_ns * drift,
+        mixed_ns=round(cost.mixed_ns * drift),
+        spread=cost.spread,
+    )

@@ -1,0 +1,233 @@
+"""The three ways to choose. Each sees the same book and gives predictions, the chosen one first.
+
+LeastFinish      the least predicted finish, with the harm to the others there, of a few
+                 candidates: the least loaded engines, and holders of the longest prefixes. So a
+                 choice takes the same time among a thousand engines as among ten.
+PrefixAffinity   the engine that holds the longest prefix, or its place on a ring of hashes;
+                 none above a bound on its load
+RoundRobin       one after the other, whatever they do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+from math import ceil
+from operator import attrgetter
+from typing import Protocol, assert_never
+
+from service.fleet.routing.book import Book, tokens_at
+from service.fleet.routing.engine_view import EngineView
+from service.fleet.routing.prediction import Predicted, predict
+from service.fleet.routing.request import RouteRequest
+from service.fleet.routing.ring import Ring, hash_of
+from telemetry.facts.fleet.routing_records import RoutingPolicy
+
+LEAST_LOADED = 3
+HOLDERS = 5
+LOOKED_THROUGH = 48
+"""Least loaded engines that are looked through for those that hold a prefix that many hold."""
+_MASK = (1 << 64) - 1
+
+
+class Policy(Protocol):
+    """`choose` changes nothing; `sent` is told what was done."""
+
+    def joined(self, view: EngineView) -> None: ...
+
+    def left(self, view: EngineView) -> None: ...
+
+    def choose(
+        self, request: RouteRequest, now_ns: int, excluded: Collection[int]
+    ) -> list[Predicted]: ...
+
+    def sent(self, view: EngineView) -> None: ...
+
+
+class LeastFinish:
+    """Weighs candidates by finish and harm; a seeded hash decides between equal ones."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def joined(self, view: EngineView) -> None:
+        pass
+
+    def left(self, view: EngineView) -> None:
+        pass
+
+    def sent(self, view: EngineView) -> None:
+        pass
+
+    def choose(
+        self, request: RouteRequest, now_ns: int, excluded: Collection[int]
+    ) -> list[Predicted]:
+        book = self._book
+        found = self._holders(request, excluded)
+        self._add_least_loaded(found, now_ns, excluded)
+        salt = hash_of(book.settings.seed, request.request_id)
+        self._add_any(found, salt, excluded)
+        means, weight = book.mean_outputs, book.settings.harm_weight
+        weighed = [
+            predict(book.view(index), request, held, now_ns, means, weight)
+            for index, held in found.items()
+        ]
+        weighed.sort(key=attrgetter("score"))
+        return _break_tie(weighed, salt)
+
+    def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
+        """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
+        as much, the least loaded."""
+        book = self._book
+        order, found = book.order, dict[int, int]()
+        last = 0
+        holders_of, anchors = book.prefixes.holders, request.anchors
+        for depth in range(len(anchors), 0, -1):
+            holders = holders_of.get(anchors[depth - 1])
+            if holders is None or len(holders) == last:
+                continue  # the same ones: who holds more, holds this too
+            last = len(holders)
+            if last <= 2 * HOLDERS:
+                group = [index for index in holders if index in order]
+            else:
+                least = islice(order.least(), LOOKED_THROUGH)
+                group = [index for index in least if index in holders][:HOLDERS]
+                group += [index for index in islice(holders, HOLDERS) if index in order]
+            for index in group:
+                if index not in found and index not in excluded:
+                    found[index] = tokens_at(book.view(index), depth, request)
+            if len(found) >= HOLDERS:
+                break
+        return found
+
+    def _add_least_loaded(
+        self, found: dict[int, int], now_ns: int, excluded: Collection[int]
+    ) -> None:
+        """The first of the order; beyond those, silent ones and excluded ones do not count."""
+        added = 0
+        for index in islice(self._book.order.least(), LOOKED_THROUGH):
+            if index in excluded:
+                continue
+            found.setdefault(index, 0)
+            added += not self._book.view(index).silence_ns(now_ns)
+            if added == LEAST_LOADED:
+                return
+
+    def _add_any(self, found: dict[int, int], salt: int, excluded: Collection[int]) -> None:
+        """One more by chance: an engine whose place in the order is out of date is seen at last."""
+        order = self._book.order
+        index = order.at(salt % len(order))
+        if index not in excluded:
+            found.setdefault(index, 0)
+
+
+class PrefixAffinity:
+    """The holder of the longest prefix that is not above the bound; else the first such engine on
+    the ring, from the place of the prompt's first anchor on. The load is what this router has
+    outstanding there."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._ring = Ring()
+
+    def joined(self, view: EngineView) -> None:
+        self._ring.add(view.index, view.name)
+
+    def left(self, view: EngineView) -> None:
+        self._ring.remove(view.index)
+
+    def sent(self, view: EngineView) -> None:
+        pass
+
+    def choose(
+        self, request: RouteRequest, now_ns: int, excluded: Collection[int]
+    ) -> list[Predicted]:
+        index = self._holder(request, excluded)
+        if index is None:
+            index = self._on_ring(request, excluded)
+        view = self._book.view(index)
+        cached_tokens = self._book.cached_tokens(view, request)
+        return [self._book.predicted(index, request, cached_tokens, now_ns)]
+
+    def _holder(self, request: RouteRequest, excluded: Collection[int]) -> int | None:
+        for _, holders in self._book.prefixes.matches(request.anchors):
+            for index in islice(holders, LOOKED_THROUGH):
+                if index not in excluded and self._has_room(index):
+                    return index
+        return None
+
+    def _on_ring(self, request: RouteRequest, excluded: Collection[int]) -> int:
+        key = request.anchors[0] if request.anchors else hash_of(request.request_id)
+        first = None
+        for index in self._ring.walk(key):
+            if index in excluded or index not in self._book.order:
+                continue
+            if self._has_room(index):
+                return index
+            first = index if first is None else first
+        assert first is not None, "the caller asks only where an engine may be chosen"
+        return first
+
+    def _has_room(self, index: int) -> bool:
+        book = self._book
+        if index not in book.order:
+            return False
+        most = ceil(book.settings.load_bound * (book.outstanding + 1) / len(book.order))
+        return len(book.view(index).outstanding) < most
+
+
+class RoundRobin:
+    """In the order in which they joined."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._last = -1
+
+    def joined(self, view: EngineView) -> None:
+        pass
+
+    def left(self, view: EngineView) -> None:
+        pass
+
+    def sent(self, view: EngineView) -> None:
+        self._last = view.index
+
+    def choose(
+        self, request: RouteRequest, now_ns: int, excluded: Collection[int]
+    ) -> list[Predicted]:
+        book, count = self._book, len(self._book.views)
+        for step in range(1, count + 1):
+            index = (self._last + step) % count
+            if index in book.order and index not in excluded:
+                cached_tokens = book.cached_tokens(book.view(index), request)
+                return [book.predicted(index, request, cached_tokens, now_ns)]
+        raise AssertionError("the caller asks only where an engine may be chosen")
+
+
+def policy_of(policy: RoutingPolicy, book: Book) -> Policy:
+    match policy:
+        case RoutingPolicy.LEAST_FINISH:
+            return LeastFinish(book)
+        case RoutingPolicy.PREFIX_AFFINITY:
+            return PrefixAffinity(book)
+        case RoutingPolicy.ROUND_ROBIN:
+            return RoundRobin(book)
+        case _:
+            assert_never(policy)
+
+
+def _break_tie(weighed: list[Predicted], salt: int) -> list[Predicted]:
+    """Equally good ones in an order that differs from request to request."""
+    best = weighed[0].score
+    if len(weighed) == 1 or weighed[1].score > best:
+        return weighed
+    equal = [one for one in weighed if one.score == best]
+    equal.sort(key=lambda one: mixed(salt ^ one.view.name_hash))
+    return [*equal, *weighed[len(equal) :]]
+
+
+def mixed(value: int) -> int:
+    """64 bits well mixed (the finalizer of splitmix64)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31

@@ -1,0 +1,64 @@
+"""Which requests of one gateway are open at one engine, counted alike at both ends. Pure.
+
+A load report says how many requests of the gateway it contains (`LoadReport.received`) and how many
+of their ends. Gateway and node count by the same rule, so the gateway knows what a report does not
+contain without comparing clocks: a request is open from its first sequence until none is live and
+either all have been sent or one was cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+MOST_OPEN = 4096
+
+
+@dataclass(slots=True)
+class _Open:
+    """`live` sequences have not ended, `to_come` were not sent yet."""
+
+    to_come: int
+    live: int = 0
+
+
+class OpenRequests:
+    """Of one incarnation. `received` and `ended` count since `restart`."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self.received = self.ended = 0
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def restart(self) -> None:
+        """Another incarnation: nothing is open there."""
+        self._open.clear()
+        self.received = self.ended = 0
+
+    def sent(self, request_id: str, sequences: int) -> bool:
+        """A sequence of a request of so many; whether it is the first."""
+        found = self._open.get(request_id)
+        is_first = found is None
+        if found is None:
+            found = self._open[request_id] = _Open(sequences)
+            self.received += 1
+            if len(self._open) > MOST_OPEN:  # its gateway gave it up between two sequences
+                self._open.popitem(last=False)
+                self.ended += 1
+        found.live += 1
+        found.to_come -= 1
+        return is_first
+
+    def over(self, request_id: str, was_cancelled: bool) -> bool:
+        """A sequence has ended; whether its request has."""
+        found = self._open.get(request_id)
+        if found is None:
+            return False
+        found.live -= 1
+        if found.live or (found.to_come > 0 and not was_cancelled):
+            return False
+        del self._open[request_id]
+        self.ended += 1
+        return True

@@ -1,0 +1,7 @@
+"""The gateway's client of engines on other machines. It must not know HTTP or the OpenAI API.
+
+- `client`: what `service.gateway.engine_client.client` is for one engine of its own, for many.
+- `link`: the connection to one node, kept up. `routing`: which engine a request goes to.
+- `remote`: a sequence at a node. `engines_view`: the engines for operators.
+- `digest`: whether two processes make texts of the same tokens. `families`: metrics.
+"""

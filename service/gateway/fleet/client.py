@@ -1,0 +1,350 @@
+"""The gateway's client of many engines on other machines, in the place of the client of one engine
+of its own (`service.gateway.engine_client.client`).
+
+All sequences of a request go to one engine, which is chosen with the first of them. A sequence ends
+exactly once: with the engine's last emission, or with ENGINE_DIED when its engine, node or
+connection is lost; nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+
+from service.engine.inbox import Pause, Resume, Submit
+from service.engine.plan import Emission
+from service.fleet.membership.members import Membership
+from service.fleet.wire import messages
+from service.fleet.wire.counts import WireCounts
+from service.gateway.engine_client.client import EngineClient
+from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
+from service.gateway.fleet.engines_view import EnginesView, view_of
+from service.gateway.fleet.link import EngineLink, LinkState
+from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
+from service.gateway.fleet.routing import Routing
+from telemetry.facts.clock import Clock
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+)
+from telemetry.facts.fleet.routing_records import LeaveReason, RoutingPolicy
+from telemetry.facts.fleet_records import (
+    ClockSampled,
+    ReceivedRow,
+    RemoteAccount,
+    RemoteAdmitted,
+    SequenceSent,
+    TokensReceived,
+)
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.recorder import Lane
+
+log = logging.getLogger("phasescope.fleet")
+
+_LOOK_S = 1.0
+_ID_CHARACTERS = 120
+_ACCOUNT_NS = 1_500_000_000
+"""How long the account of an ended sequence is waited for."""
+
+
+class _Place(NamedTuple):
+    """Where a request is, and its id there: another one while an older one of that id ends."""
+
+    link: EngineLink
+    request_id: str
+
+
+class FleetClient(EngineClient):
+    """Implements `link.Owner`. `vocabulary` is the digest of the gateway's own."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        lane: Lane,
+        clock: Clock,
+        model: str,
+        vocabulary: str,
+        policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH,
+    ) -> None:
+        super().__init__(None, lambda stage: None)
+        self.clock = clock
+        self.counts = WireCounts()
+        self.key = membership.key
+        self.gateway = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
+        self.connects = {True: 0, False: 0}
+        self.sequences_lost = 0
+        self._membership = membership
+        self._model, self._digest = model, vocabulary
+        self._facts = lane
+        self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
+        self._links: dict[str, EngineLink] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = WeakKeyDictionary[OutputQueue, _Place]()
+        self._live: dict[int, Remote] = {}
+        self._ending: dict[int, Remote] = {}
+
+    # What the gateway asks
+
+    @property
+    def links(self) -> list[EngineLink]:
+        """All engines of the membership."""
+        return list(self._links.values())
+
+    def links_view(self) -> EnginesView:
+        """For operators."""
+        now_ns = self.clock.now_ns()
+        outstanding = self._routing.outstanding
+        return EnginesView([view_of(link, now_ns, outstanding(link.name)) for link in self.links])
+
+    @property
+    def ready(self) -> bool:
+        return any(link.state is LinkState.READY for link in self._links.values())
+
+    def unavailable_error(self) -> ApiError:
+        states = [f"{link.name}: {link.why or link.state.value}" for link in self.links]
+        return no_engine_ready(states)
+
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+        now_ns, prompt_tokens = self.clock.now_ns(), length_of(command.prompt)
+        place = self._place(command, queue, about.request_id, prompt_tokens, now_ns)
+        link = place.link
+        remote = Remote(
+            command.seq_id,
+            link,
+            link.incarnation,
+            place.request_id,
+            prompt_tokens,
+            replace(command, prompt=[]),  # only its other fields are needed again
+        )
+        self._live[command.seq_id] = remote
+        self._queues[command.seq_id] = queue
+        self._routing.sent(link.name, place.request_id, about.sequences)
+        about = about._replace(request_id=place.request_id)
+        message = for_node(command, about, link.incarnation, now_ns)
+        self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
+        before = self.counts.bytes_out
+        link.send(message)
+        return self.counts.bytes_out - before
+
+    def _place(
+        self, command: Submit, queue: OutputQueue, request_id: str, prompt_tokens: int, now_ns: int
+    ) -> _Place:
+        """Where the request is, or goes. Raises EngineUnavailable."""
+        found = self._places.get(queue)
+        if found is not None and self._routing.is_open(found.link.name, found.request_id):
+            return found
+        while any(self._routing.is_open(name, request_id) for name in self._links):
+            request_id = f"{request_id[:_ID_CHARACTERS]}-{secrets.token_hex(3)}"  # still ending
+        routed = self._routing.choose(command, request_id, prompt_tokens, self._links, now_ns)
+        link = None if routed is None else self._links[routed.engine]
+        if routed is None or link is None or link.state is not LinkState.READY:
+            raise EngineUnavailable
+        self._routing.begin(routed)
+        found = self._places[queue] = _Place(link, request_id)
+        return found
+
+    def cancel(self, seq_id: int, reason: EndReason) -> None:
+        remote = self._live.get(seq_id)
+        if remote is not None and remote.reason is None:
+            remote.is_cancelled = True
+            remote.over(reason, self.clock.now_ns())
+            remote.link.send(messages.RemoteCancel(seq_id=seq_id, reason=reason, seen=remote.seen))
+
+    def pause(self, seq_id: int, paused: bool) -> None:
+        remote = self._live.get(seq_id)
+        if remote is not None:
+            remote.link.send(Pause(seq_id) if paused else Resume(seq_id))
+
+    def waiting_before(self, seq_id: int) -> int:
+        remote = self._live.get(seq_id)
+        return 0 if remote is None else remote.waiting_before
+
+    # Membership
+
+    async def run(self) -> None:
+        """Follow the membership until cancelled."""
+        try:
+            while True:
+                self._look()
+                self._give_up()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks.values())
+
+    def _look(self) -> None:
+        members = self._membership.members()
+        for name, link in list(self._links.items()):
+            member = members.get(name)
+            old = link.member
+            if member is None or (member.host, member.port) != (old.host, old.port):
+                del self._links[name]
+                self._tasks.pop(name).cancel()
+                self._routing.left(name, LeaveReason.REMOVED, self.clock.now_ns())
+            elif member != old:
+                link.member = member
+                self.changed(link)
+        for name, member in members.items():
+            if name not in self._links:
+                link = self._links[name] = EngineLink(member, self)
+                self._tasks[name] = asyncio.create_task(link.run(), name=f"engine {name}")
+
+    def _give_up(self) -> None:
+        """Accounts that have not come."""
+        edge_ns = self.clock.now_ns() - _ACCOUNT_NS
+        for seq_id, remote in list(self._ending.items()):
+            if remote.over_ns < edge_ns:
+                del self._ending[seq_id]
+                self._account(remote, None, 0)
+
+    # What links tell
+
+    def mismatch(self, welcome: messages.Welcome) -> str | None:
+        if welcome.model != self._model:
+            return f"it serves the model {welcome.model!r} and this gateway {self._model!r}"
+        if welcome.vocabulary != self._digest:
+            return (
+                f"its vocabulary ({welcome.vocabulary[:12]}) is not this gateway's "
+                f"({self._digest[:12]}): give both the same files of the model"
+            )
+        return None
+
+    def connected(self, worked: bool) -> None:
+        self.connects[worked] += 1
+
+    def changed(self, link: EngineLink) -> None:
+        if self._links.get(link.name) is link:
+            self._routing.changed(link, self.clock.now_ns())
+        started = [one.started for one in self._links.values() if one.started is not None]
+        if started:
+            self.started = least_of(started)
+            if self.ready:
+                self._ready.set()
+        if not self.ready:
+            self._ready.clear()
+
+    def emitted(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None:
+        for queued in message.queued:
+            self._queued(queued, at_ns)
+        for compiled in message.compiled:
+            self._tell(
+                GrammarCompiled(
+                    compiled.seq_id, at_ns, 0, compiled.compile_ns, compiled.cached,
+                    compiled.refused,
+                )
+            )  # fmt: skip
+        for admitted in message.admitted:
+            self._admitted(admitted, at_ns)
+        tokens: dict[int, int] = {}
+        mine: list[Emission] = []
+        for emission in message.emissions:
+            remote = self._live.get(emission.seq_id)
+            if remote is None or remote.link is not link:
+                continue
+            mine.append(emission)
+            if remote.reason is None:
+                remote.seen += 1
+                remote.last_ns = at_ns
+                if emission.sample is not None:
+                    remote.outputs += 1
+                    remote.first_ns = remote.first_ns or at_ns
+                    tokens[emission.seq_id] = tokens.get(emission.seq_id, 0) + 1
+        if tokens:
+            rows = tuple(ReceivedRow(seq_id, count) for seq_id, count in tokens.items())
+            self._facts.append(TokensReceived(at_ns, link.name, rows))
+        for emission in mine:
+            if emission.end is not None:
+                self._ended(emission.seq_id, emission.end, at_ns)
+        self._deliver(mine)
+
+    def accounted(self, message: messages.Accounted) -> None:
+        remote = self._ending.pop(message.seq_id, None)
+        if remote is not None:
+            self._account(remote, message.account, message.emissions)
+
+    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None:
+        self._routing.reported(link, report, at_ns)
+
+    def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
+        self._facts.append(
+            ClockSampled(
+                at_ns=at_ns,
+                engine=link.name,
+                incarnation=link.incarnation,
+                sent_ns=answer.gateway_sent_ns,
+                node_received_ns=answer.node_received_ns,
+                node_sent_ns=answer.node_sent_ns,
+            )
+        )
+
+    def lost(self, link: EngineLink, is_connected: bool) -> None:
+        now_ns = self.clock.now_ns()
+        gone = [one for one in self._live.values() if one.link is link]
+        self.sequences_lost += sum(one.reason is None for one in gone)
+        for remote in gone:
+            self._ended(remote.seq_id, EndReason.ENGINE_DIED, now_ns)
+        if not is_connected:  # else accounts still come
+            for remote in [one for one in self._ending.values() if one.link is link]:
+                del self._ending[remote.seq_id]
+                self._account(remote, None, 0)
+        self._deliver([Emission(one.seq_id, None, EndReason.ENGINE_DIED) for one in gone])
+
+    # Its own work
+
+    def _ended(self, seq_id: int, reason: EndReason, at_ns: int) -> None:
+        """Nothing more will come of a sequence but its account."""
+        remote = self._live.pop(seq_id)
+        remote.over(reason, at_ns)
+        self._ending[seq_id] = remote
+        if remote.link.incarnation == remote.incarnation:
+            name, is_cut = remote.link.name, remote.is_cancelled
+            self._routing.over(name, remote.request_id, remote.outputs, is_cut, at_ns)
+
+    def _account(self, remote: Remote, account: RemoteAccount | None, emissions: int) -> None:
+        """Record the end of a sequence. The second fact is for all that follow sequences, wherever
+        these are."""
+        ended = remote.accounted(account, emissions)
+        self._facts.append(ended)
+        self._facts.append(
+            SequenceEnded(remote.seq_id, ended.at_ns, 0, ended.reason, remote.outputs, 0)
+        )
+
+    def _queued(self, queued: messages.Queued, at_ns: int) -> None:
+        remote = self._live.get(queued.seq_id)
+        if remote is not None:
+            remote.waiting_before = queued.waiting_before
+            submit = remote.submit
+            self._tell(
+                SequenceQueued(
+                    queued.seq_id, at_ns, 0, remote.prompt_tokens, submit.max_tokens,
+                    submit.tenant, constrained=queued.constrained,
+                )
+            )  # fmt: skip
+
+    def _admitted(self, admitted: messages.Admitted, at_ns: int) -> None:
+        remote = self._live.get(admitted.seq_id)
+        if remote is None:
+            return
+        remote.waiting_before = 0
+        known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
+        self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))
+        self._facts.append(
+            RemoteAdmitted(at_ns, admitted.seq_id, remote.link.name, known, hit, ghost)
+        )
+
+    def _tell(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
+        queue = self._queues.get(fact.seq_id)
+        if queue is not None:
+            queue.on_sequence_fact(fact)

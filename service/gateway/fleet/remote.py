@@ -1,0 +1,129 @@
+"""What a gateway keeps of a sequence that it has sent to an engine elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from service.engine.inbox import Submit
+from service.fleet.wire.messages import AboutRequest, RemoteSubmit
+from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.fleet.link import EngineLink
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted
+from telemetry.facts.reasons import EndReason
+
+
+@dataclass(slots=True, eq=False)
+class Remote:
+    """`request_id` is that of its request at the node. `waiting_before` sequences were
+    before it in the engine's queue when that was told. `seen` of its emissions have come, the
+    last at `last_ns`; `outputs` of them have a token, the first came at `first_ns`. Once it is over
+    here, `reason` says why, and no emission counts any more."""
+
+    seq_id: int
+    link: EngineLink
+    incarnation: int
+    request_id: str
+    prompt_tokens: int
+    submit: Submit
+    waiting_before: int = 0
+    seen: int = 0
+    outputs: int = 0
+    first_ns: int | None = None
+    last_ns: int | None = None
+    reason: EndReason | None = None
+    over_ns: int = 0
+    is_cancelled: bool = False
+
+    def over(self, reason: EndReason, at_ns: int) -> None:
+        """It has ended, or its request has; the first time counts."""
+        if self.reason is None:
+            self.reason, self.over_ns = reason, at_ns
+
+    def accounted(self, account: RemoteAccount | None, emissions: int) -> RemoteAccounted:
+        """The fact of its end. The account counts only if it ends with the emission that counted
+        last here: else the two cannot be told apart from a clock fault."""
+        assert self.reason is not None
+        counts = account is not None and emissions == self.seen and self.last_ns is not None
+        at_ns = self.over_ns if self.last_ns is None else self.last_ns
+        return RemoteAccounted(
+            at_ns=at_ns,
+            seq_id=self.seq_id,
+            engine=self.link.name,
+            incarnation=self.incarnation,
+            reason=self.reason,
+            account=account if counts else None,
+            first_arrived_ns=self.first_ns,
+        )
+
+
+def for_node(submit: Submit, about: RequestAbout, incarnation: int, now_ns: int) -> RemoteSubmit:
+    """The submit as it travels; token ids that are encoded already are copied as bytes."""
+
+    def left(at_ns: int | None) -> int | None:
+        return None if at_ns is None else at_ns - now_ns
+
+    return RemoteSubmit(
+        seq_id=submit.seq_id,
+        incarnation=incarnation,
+        about=AboutRequest(
+            request_id=about.request_id,
+            trace_id=about.trace_id,
+            span_id=about.span_id,
+            sampled=about.sampled,
+            slo_class=about.slo_class,
+            route=about.route,
+            operation=about.operation,
+            choice=about.sequence,
+            choices=about.sequences,
+        ),
+        prompt=submit.prompt,
+        max_tokens=submit.max_tokens,
+        sampling=submit.sampling,
+        min_tokens=submit.min_tokens,
+        end_token_ids=submit.end_token_ids,
+        stop_token_ids=submit.stop_token_ids,
+        tenant=submit.tenant,
+        priority=submit.priority,
+        deadline_in_ns=left(submit.deadline_ns),
+        cache_salt=submit.cache_salt,
+        cache_prefix=submit.cache_prefix,
+        grammar=submit.grammar,
+        first_token_in_ns=left(submit.first_token_by_ns),
+        ttft_target_ns=submit.ttft_target_ns,
+        itl_target_ns=submit.itl_target_ns,
+        prompt_output=submit.prompt_output,
+    )
+
+
+def length_of(ids: list[int] | msgspec.Raw) -> int:
+    """How many token ids there are; encoded ones are not decoded for that."""
+    if not isinstance(ids, msgspec.Raw):
+        return len(ids)
+    head = bytes(memoryview(ids)[:5])
+    match head[0]:
+        case 0xDC:
+            return int.from_bytes(head[1:3])
+        case 0xDD:
+            return int.from_bytes(head[1:5])
+        case first:
+            return first & 0x0F
+
+
+def ids_of(ids: list[int] | msgspec.Raw) -> list[int]:
+    """Token ids, decoded if need be."""
+    return msgspec.msgpack.decode(ids, type=list[int]) if isinstance(ids, msgspec.Raw) else ids
+
+
+def least_of(started: list[EngineStarted]) -> EngineStarted:
+    """What every engine can do; none is a process of this machine."""
+    return replace(
+        started[0],
+        pid=0,
+        stages=(),
+        max_model_tokens=min(one.max_model_tokens for one in started),
+        no_prompt_outputs=next((o.no_prompt_outputs for o in started if o.no_prompt_outputs), ""),
+    )

@@ -1,0 +1,159 @@
+"""Tells the router (`service.fleet.routing`) what links know, and asks it where a request goes.
+
+An engine has joined while its incarnation is known and connected. One that hangs, has not been
+heard for a while, or drains by the membership, stays joined and is excluded from each choice.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from service.engine.inbox import Submit
+from service.fleet.routing.anchors import anchors_of
+from service.fleet.routing.request import RouteRequest
+from service.fleet.routing.router import FleetFact, Router
+from service.fleet.routing.settings import RoutingSettings
+from service.fleet.wire.messages import LoadReport
+from service.fleet.wire.open_requests import OpenRequests
+from service.gateway.fleet.link import EngineLink, LinkState
+from service.gateway.fleet.remote import ids_of
+from telemetry.facts.fleet.routing_records import (
+    EngineReported,
+    LeaveReason,
+    RequestRouted,
+    RoutingPolicy,
+)
+
+
+class Routing:
+    """One gateway's router. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        key: bytes,
+        record: Callable[[FleetFact], None],
+        now_ns: int,
+    ) -> None:
+        self._key = key[:64]
+        self._router = Router(
+            RoutingSettings(policy=policy, seed=secrets.randbits(62)), record, now_ns
+        )
+        self._joined: dict[str, int] = {}  # incarnation by name
+        self._open: dict[str, OpenRequests] = {}
+        self._outputs: dict[tuple[str, str], int] = {}
+
+    def changed(self, link: EngineLink, now_ns: int) -> None:
+        """The state of an engine may be another."""
+        started, name = link.started, link.name
+        if link.incarnation == 0 or started is None:
+            self.left(name, LeaveReason.DIED, now_ns)
+            return
+        if self._joined.get(name) != link.incarnation:
+            self._forget(name)
+            self._router.joined(name, link.incarnation, started.block_tokens, now_ns)
+            self._joined[name], self._open[name] = link.incarnation, OpenRequests()
+        if link.engine is not None and link.engine.draining:
+            self._router.drain(name, now_ns)
+
+    def left(self, name: str, reason: LeaveReason, now_ns: int) -> None:
+        """An engine serves no more."""
+        if self._joined.pop(name, None) is not None:
+            self._forget(name)
+            self._router.left(name, reason, now_ns)
+
+    def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> None:
+        """An engine's load has come."""
+        load = report.load
+        self._router.report(
+            EngineReported(
+                at_ns=at_ns,
+                engine=link.name,
+                incarnation=report.incarnation,
+                number=report.number,
+                age_ns=0,  # not known: the clocks of two machines are not compared here
+                received=report.received,
+                ended=report.ended,
+                running=load.running,
+                waiting=load.waiting,
+                prompt_tokens=load.prompt_tokens,
+                decode_rows=load.decode_rows,
+                context_tokens=load.context_tokens,
+                blocks_used=load.blocks_used,
+                blocks_total=load.blocks_total,
+                max_seqs=load.max_seqs,
+                budget_tokens=load.budget_tokens,
+                target_ns=load.target_ns,
+                draining=link.engine is not None and link.engine.draining,
+                cost=load.cost,
+            )
+        )
+
+    def choose(
+        self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],
+        now_ns: int,
+    ) -> RequestRouted | None:  # fmt: skip
+        """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
+        unsure = [name for name in self._joined if links[name].state is not LinkState.READY]
+        found = self._router.choose(
+            RouteRequest(
+                request_id=request_id,
+                prompt_tokens=prompt_tokens,
+                max_tokens=submit.max_tokens,
+                anchors=self._anchors(submit, links),
+                itl_target_ns=submit.itl_target_ns,
+                ttft_target_ns=submit.ttft_target_ns,
+                excluded=tuple(unsure),
+            ),
+            now_ns,
+        )
+        if isinstance(found, RequestRouted):
+            return found
+        self._router.refused(found)
+        return None
+
+    def is_open(self, name: str, request_id: str) -> bool:
+        """Whether the request is at that engine; so are its further sequences."""
+        return name in self._open and self._open[name].is_open(request_id)
+
+    def begin(self, routed: RequestRouted) -> None:
+        """The request goes where `choose` said."""
+        self._router.sent(routed)
+
+    def sent(self, name: str, request_id: str, sequences: int) -> None:
+        """A sequence of a request of so many is sent."""
+        self._open[name].sent(request_id, sequences)
+
+    def over(
+        self, name: str, request_id: str, outputs: int, was_cancelled: bool, now_ns: int
+    ) -> None:
+        """A sequence has ended, with so many tokens."""
+        key = (name, request_id)
+        self._outputs[key] = self._outputs.get(key, 0) + outputs
+        if name not in self._open:
+            del self._outputs[key]
+        elif self._open[name].over(request_id, was_cancelled):
+            self._router.ended(request_id, self._outputs.pop(key), now_ns)
+
+    def outstanding(self, name: str) -> int:
+        """Requests of this gateway there."""
+        return len(self._router.outstanding(name))
+
+    def _anchors(self, submit: Submit, links: dict[str, EngineLink]) -> tuple[int, ...]:
+        started = next((one.started for one in links.values() if one.started is not None), None)
+        if started is None or not started.prefix_cache or not submit.cache_prefix:
+            return ()
+        return anchors_of(
+            ids_of(submit.prompt),
+            started.block_tokens,
+            key=self._key,
+            identity=started.cache_identity,
+            tenant=submit.tenant,
+            salt=submit.cache_salt,
+        )
+
+    def _forget(self, name: str) -> None:
+        self._open.pop(name, None)
+        for key in [key for key in self._outputs if key[0] == name]:
+            del self._outputs[key]
