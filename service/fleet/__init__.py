@@ -3,6 +3,7 @@
 - `routing`: which engine a request is sent to; pure.
 - `wire`: the frames between a gateway and an engine node.
 - `membership`: which engines there are.
+- `ray_serve`: gateways and engines that Ray Serve places and starts again.
 
-Membership on a cluster, and bytes of the KV cache, are the work of others: Ray Serve, NIXL.
+Bytes of the KV cache are the work of others: NIXL.
 """
