@@ -71,9 +71,8 @@ class VirtualEngine:
         facts: list[Fact] = []
         clock = self.clock
         while until_ns is None or clock.now_ns() < until_ns:
-            self._deliver()
-            if self._has_something():
-                on_emissions(self._loop.step())
+            if self.is_due():
+                on_emissions(self.turn())
                 clock.advance(self._rest_ns())
                 facts += self._lane.drain()
                 continue
@@ -82,6 +81,24 @@ class VirtualEngine:
                 break
             clock.advance(max(0, next_ns - clock.now_ns()))
         return facts
+
+    def is_due(self) -> bool:
+        """Run due events, and say whether an iteration would do anything now."""
+        self._deliver()
+        return self._has_something()
+
+    @property
+    def unread(self) -> int:
+        """Commands that the next turn applies."""
+        return len(self._inbox)
+
+    def turn(self) -> list[Emission]:
+        """One iteration; the clock is at its end afterwards. For whoever has the next event of many
+        engines (`lab.fleet`); facts stay in the lane until `take_facts`."""
+        return self._loop.step()
+
+    def take_facts(self) -> list[Fact]:
+        return self._lane.drain()
 
     def _deliver(self) -> None:
         """Run due events; one may take time, then those that become due meanwhile run too."""

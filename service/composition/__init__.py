@@ -11,6 +11,7 @@ Only `service.cli` may import it.
   `replay_child` runs.
 - `report_wiring`, `report_worker`, `thread_stacks`: a folder for each incident, with report, stacks
   and dump.
+- `node`, `fleet`: an engine behind a network, and a gateway to many of them.
 - `attached`: the sidecar of an engine that others wrote, and the command beside it.
 - `autopilot_wiring`, `autopilot_worker`: better limits by replay, proposed or set.
 """

@@ -67,8 +67,8 @@ Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
 class Observed:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
     requests are being served, `stacks` are those of all threads, `more` are further metrics,
-    `more_lost` counts facts that other processes have lost; `on_timeline` hears of each ended
-    request."""
+    `more_lost` counts facts that other processes have lost; `told` are those that hear of each
+    ended request."""
 
     engine: ObservedEngine
     model: Callable[[], str]
@@ -78,7 +78,7 @@ class Observed:
     more: MoreFamilies
     watch_host: bool
     more_lost: Callable[[], int] = lambda: 0
-    on_timeline: Callable[[RequestTimeline], None] | None = None
+    told: tuple[Callable[[RequestTimeline], None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,8 @@ def build_telemetry(
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
-    listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
+    listeners = _listeners(observed.told, timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
-    listeners += [] if observed.on_timeline is None else [observed.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
@@ -248,6 +247,7 @@ def _more_families(
 
 
 def _listeners(
+    told: tuple[Callable[[RequestTimeline], None], ...],
     timelines: TimelineStore,
     window: WindowFold,
     exporter: SpanExporterThread | None,
@@ -257,6 +257,7 @@ def _listeners(
 ) -> list[Callable[[RequestTimeline], None]]:
     """Listeners to the timeline of each ended request, in the order in which they are called."""
     found: list[Callable[[RequestTimeline], None]] = [timelines.on_timeline, window.on_timeline]
+    found += told
     if exporter is not None:
         found.append(exporter.on_timeline)
     found += metrics.listeners  # after the exporter, which decides which traces are kept

@@ -85,6 +85,7 @@ class Scheduler:
         self._blocks, self._counters = self.table.blocks, self.table.counters
         self.adapters = AdapterDesk(limits.adapter_bytes, limits.max_adapters, self.table, self.log)
         self._planner = Planner(limits, self.table, self.prefix, self.log)
+        self.cost = self._planner.cost
         self._deadlines: list[tuple[int, int]] = []
 
     @property

@@ -11,12 +11,13 @@ from collections import Counter, OrderedDict, deque
 from typing import NamedTuple
 
 from telemetry.clocks.boundaries import Bounds, ClockFinding, RemoteSpan, exchange_of, placed
-from telemetry.clocks.offset import DRIFT_PPM, ClockStep, Exchange, Offset, OffsetTracker
+from telemetry.clocks.offset import DRIFT_PPM, ClockStep, Exchange, OffsetTracker
 from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
 
 _NODES_KEPT = 4096
 _SEQUENCES_KEPT = 65_536
 _STEPS_KEPT = 256
+_HEARD_NS = 60_000_000_000
 
 Node = tuple[str, int]
 """An engine's name and incarnation."""
@@ -32,6 +33,7 @@ class NodeStep(NamedTuple):
 
 class _Sent(NamedTuple):
     fact: SequenceSent
+    tracker: OffsetTracker
     known: Bounds
 
 
@@ -51,14 +53,19 @@ class FleetClocks:
         """Nodes and sequences for which state is kept."""
         return len(self._trackers) + len(self._sent)
 
-    def offset(self, engine: str, incarnation: int, at_ns: int) -> Offset | None:
-        """Where the node's clock less the gateway's is at that moment; None: not bounded."""
-        tracker = self._trackers.get((engine, incarnation))
-        return None if tracker is None else tracker.at(at_ns)
+    def epsilons_ns(self, at_ns: int) -> dict[str, int]:
+        """By how much the offset of each node may be wrong at that moment, if the middle of its
+        bounds is taken; of nodes that were heard of in the last minute, by engine."""
+        found: dict[str, int] = {}
+        for (engine, _), tracker in self._trackers.items():
+            bounds = tracker.at(at_ns)
+            if bounds is not None and at_ns - tracker.heard_ns <= _HEARD_NS:
+                found[engine] = -((bounds.low_ns - bounds.high_ns) // 2)
+        return found
 
     def sent(self, fact: SequenceSent) -> None:
         tracker = self._tracker((fact.engine, fact.incarnation))
-        self._sent[fact.seq_id] = _Sent(fact, _bounds(tracker))
+        self._sent[fact.seq_id] = _Sent(fact, tracker, _bounds(tracker))
         if len(self._sent) > _SEQUENCES_KEPT:
             self._sent.popitem(last=False)
 
@@ -77,7 +84,8 @@ class FleetClocks:
             return None
         node = (sent.fact.engine, sent.fact.incarnation)
         tracker = self._tracker(node)
-        known = sent.known.joined(_bounds(tracker)) if sent.known.epoch == tracker.epoch else None
+        is_same = sent.tracker is tracker and sent.known.epoch == tracker.epoch
+        known = sent.known.joined(_bounds(tracker)) if is_same else None
         exchange = exchange_of(sent.fact, fact)
         if exchange is not None and self._add(node, exchange):
             known = None

@@ -92,8 +92,8 @@ def offset_over(
 
 
 class OffsetTracker:
-    """The bounds of one node's clock in its current epoch. Exchanges are added in the order in
-    which they arrived."""
+    """The bounds of one node's clock in its current epoch. Exchanges are added about in the order
+    in which they arrived, the last at `heard_ns`."""
 
     def __init__(self, drift_ppm: int = DRIFT_PPM) -> None:
         assert 0 <= drift_ppm < _MILLION, drift_ppm
@@ -103,6 +103,7 @@ class OffsetTracker:
         self._upper: Bound | None = None
         self._lower: Bound | None = None
         self._last_sent_ns: int | None = None
+        self.heard_ns = 0
 
     @property
     def uppers(self) -> tuple[Bound, ...]:
@@ -123,6 +124,7 @@ class OffsetTracker:
         known."""
         sent_ns, at_ns = exchange.sent_ns, exchange.arrived_ns
         assert sent_ns <= at_ns, f"an answer arrived {sent_ns - at_ns} ns before it was asked for"
+        self.heard_ns = max(self.heard_ns, at_ns)
         if self.epoch_begin_ns is not None and sent_ns < self.epoch_begin_ns:
             return None
         upper = Bound(exchange.node_received_ns - sent_ns, sent_ns, at_ns)

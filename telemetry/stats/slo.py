@@ -78,12 +78,18 @@ def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
     ttft_ns = timeline.ttft_ns
     if ttft_ns is None or timeline.is_incomplete:
         return Verdict.UNMEASURED
-    if ttft_ns > target.ttft_ns:
-        return Verdict.LATE_FIRST_TOKEN
     gaps = late = 0
     for sequence in timeline.sequences:
         gaps += max(0, len(sequence.token_ns) - 1)
         late += sum(b - a > target.itl_ns for a, b in pairwise(sequence.token_ns))
+    return judge_latencies(ttft_ns, gaps, late, target)
+
+
+def judge_latencies(ttft_ns: int, gaps: int, late: int, target: SloClass) -> Verdict:
+    """The verdict on a finished request, of whose `gaps` between tokens `late` were longer than the
+    target."""
+    if ttft_ns > target.ttft_ns:
+        return Verdict.LATE_FIRST_TOKEN
     return Verdict.SLOW_TOKENS if late > allowed_late(gaps) else Verdict.GOOD
 
 

@@ -12,8 +12,9 @@ from service.composition.node.listener import NodeListener, identity
 from service.engine.inbox import Submit
 from service.engine.plan import Emission, SamplingParams
 from service.fleet.membership.members import Member
-from service.gateway.engine_client.client import EngineClient, RequestAbout
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
 from telemetry.facts.clock import MonotonicClock

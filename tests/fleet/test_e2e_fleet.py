@@ -80,6 +80,13 @@ def stream(server: Server, request_id: str) -> Iterator[Iterator[str]]:
         yield answer.iter_lines()
 
 
+def said(answer: httpx.Response) -> list[Any]:
+    """Texts and tokens; log-probabilities differ in the last digits with the batch."""
+    choices = answer.json()["choices"]
+    tokens = [(one.get("logprobs") or {}).get("tokens") for one in choices]
+    return [(one["text"], one["finish_reason"]) for one in choices] + tokens
+
+
 def test_a_fleet_says_what_one_engine_says(gateways: list[FleetGateway]) -> None:
     asked: list[dict[str, Any]] = [
         {"temperature": 0},
@@ -96,7 +103,7 @@ def test_a_fleet_says_what_one_engine_says(gateways: list[FleetGateway]) -> None
             for gateway in gateways:
                 found = ask(gateway, f"one-{index}", **body)
                 assert found.status_code == expected.status_code, found.text
-                assert found.json()["choices"] == expected.json()["choices"]
+                assert said(found) == said(expected)
                 usage, wanted = found.json()["usage"], expected.json()["usage"]
                 assert usage["completion_tokens"] == wanted["completion_tokens"]
 
@@ -112,7 +119,7 @@ def test_the_parts_of_each_request_add_up_and_its_spans_are_one_tree(
         ledger = found["ledger"]
         assert sum(entry["ns"] for entry in ledger["entries"]) == found["e2e_ns"]
         names = {entry["part"] for entry in ledger["entries"]}
-        assert "wire" in names
+        assert names & {"wire", "wire_out", "wire_back"}
         assert "own_prefill" in names or "base" in names
         assert "not_observed" not in names
 

@@ -19,6 +19,7 @@ from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ConfigError, ServeConfig
+from service.engine.vocabulary import Vocabulary
 from service.fleet.wire.families import node_families
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import EngineProcess
@@ -105,20 +106,7 @@ class _Node:
             tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, self._clock)
             self._stages.end(StartStage.TOKENIZER)
             client.use_vocabulary(vocabulary)
-            listener = NodeListener(
-                self._clock,
-                client,
-                self._lane,
-                self._key,
-                identity(
-                    config.node.name or config.node.listen,
-                    config.engine.model.name,
-                    digest_of(vocabulary),
-                ),
-                len(vocabulary.token_bytes),
-                self._handlers,
-                self._drain,
-            )
+            listener = self._listener(vocabulary)
             connections, counts = ConnectionCounts(), IngestCounts()
             telemetry = self._telemetry(listener, supervisor, connections)
             start = Start(
@@ -150,6 +138,20 @@ class _Node:
             await end_engine(supervisor, engine)
         await engine
 
+    def _listener(self, vocabulary: Vocabulary) -> NodeListener:
+        config = self._config
+        name = config.node.name or config.node.listen
+        return NodeListener(
+            self._clock,
+            self._client,
+            self._lane,
+            self._key,
+            identity(name, config.engine.model.name, digest_of(vocabulary)),
+            len(vocabulary.token_bytes),
+            self._handlers,
+            self._drain,
+        )
+
     def _telemetry(
         self, listener: NodeListener, supervisor: Supervisor, connections: ConnectionCounts
     ) -> Telemetry:
@@ -166,7 +168,7 @@ class _Node:
                 *node_families(listener.counts, listener.gateways),
             ],
             watch_host=config.engine.watch_host,
-            on_timeline=listener.accounts.on_timeline,
+            told=(listener.accounts.on_timeline,),
         )
         telemetry = build_telemetry(
             config, self._clock, observed, port_of(self._http), Steered(config, client)

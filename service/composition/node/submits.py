@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.engine.inbox import Submit
 from service.fleet.wire import messages
-from service.gateway.engine_client.client import RequestAbout
+from service.gateway.engine_client.request_about import RequestAbout
 
 
 def about_of(submit: messages.RemoteSubmit, request_id: str) -> RequestAbout:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from service.engine.kv.blocks import BlockPool
 from service.engine.kv.cpu_offload import CpuOffloadIndex
+from service.engine.kv.held_prefixes import HeldPrefixes
 from service.engine.plan import BlockCopy, CopyKind
 
 _DIGEST_BYTES = 16
@@ -87,6 +88,12 @@ class PrefixCache:
         self._copies: list[BlockCopy] = []
         self._unready: dict[int, BlockCopy] = {}
         self._now_ns = 0
+        self._watch: HeldPrefixes | None = None
+
+    def watch(self, stride: int) -> HeldPrefixes:
+        """Keep account, from now on, of which of each `stride` blocks of a chain are held."""
+        self._watch = HeldPrefixes(stride)
+        return self._watch
 
     def root(self, namespace: str, adapter: int = 0) -> bytes:
         """The digest from which chains of a namespace and an adapter start."""
@@ -146,8 +153,9 @@ class PrefixCache:
         self._now_ns = now_ns
         return self.pool.allocate(count)
 
-    def register(self, digest: bytes, block: int, tenant: str) -> None:
-        """`block` has the computed contents with this digest, and may be shared from now on."""
+    def register(self, digest: bytes, block: int, tenant: str, depth: int = 0) -> None:
+        """`block` has the computed contents with this digest, and may be shared from now on. It is
+        the `depth`-th of its chain, from 1; 0: not known."""
         if not self.enabled or digest in self._block_of or block in self._digest_of:
             return
         self._block_of[digest] = block
@@ -155,6 +163,8 @@ class PrefixCache:
         self._tenant_of[digest] = tenant
         self._ghost.pop(digest, None)
         self.pool.keep(block)
+        if self._watch is not None:
+            self._watch.came(digest, depth)
 
     def flush(self) -> int:
         """Forget all contents, those in CPU memory and the ghost too; returns the number of unused
@@ -167,6 +177,8 @@ class PrefixCache:
         self._unready.clear()
         if self._offload is not None:
             self._offload.clear()
+        if self._watch is not None:
+            self._watch.flushed()
         return self.pool.forget_cached()
 
     def copied(self, copies: Sequence[BlockCopy]) -> None:
@@ -216,5 +228,7 @@ class PrefixCache:
     def _remember(self, digest: bytes) -> None:
         self._ghost[digest] = None
         self._ghost.move_to_end(digest)
+        if self._watch is not None:
+            self._watch.went(digest)
         if len(self._ghost) > self._ghost_limit:
             self._ghost.popitem(last=False)

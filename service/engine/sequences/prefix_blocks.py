@@ -70,7 +70,7 @@ class PrefixBlocks:
         self._hash(request, blocks)
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
-            self._prefix.register(digest, block, request.submit.tenant)
+            self._prefix.register(digest, block, request.submit.tenant, index + 1)
         self.record_sealed(request, blocks)
         request.cached_blocks = blocks
 

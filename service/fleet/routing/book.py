@@ -27,6 +27,7 @@ class Book:
         self.outstanding = 0
         self.mean_outputs = float(settings.first_output_tokens)
         self.mean_prompt = 0.0
+        self._usual = _usual(0)
 
     def view(self, index: int) -> EngineView:
         found = self.views[index]
@@ -54,10 +55,8 @@ class Book:
         if view.draining:
             self.order.remove(view.index)
             return
-        usual = RouteRequest(
-            request_id="", prompt_tokens=round(self.mean_prompt) + 1, max_tokens=1 << 30
-        )
-        self.order.set(view.index, round(self.predicted(view.index, usual, 0, now_ns).score))
+        score = self.predicted(view.index, self._usual, 0, now_ns).score
+        self.order.set(view.index, int(score))
 
     def predicted(
         self, index: int, request: RouteRequest, cached_tokens: int, now_ns: int
@@ -91,6 +90,8 @@ class Book:
         self.prefixes.add(view.index, sent.anchors, self._most_anchors(view))
         self.changed(view, sent.sent_ns)
         self.mean_prompt += _LEARNED * (sent.context_tokens - self.mean_prompt)
+        if abs(self.mean_prompt - self._usual.prompt_tokens) > self.mean_prompt / 8:
+            self._usual = _usual(round(self.mean_prompt))
 
     def ended(
         self, view: EngineView, request_id: str, output_tokens: int | None, now_ns: int
@@ -117,6 +118,11 @@ class Book:
         if view.prefix_number is not None or view.report is None:
             return MOST_ANCHORS
         return min(MOST_ANCHORS, max(1, view.report.blocks_total // STRIDE_BLOCKS))
+
+
+def _usual(prompt_tokens: int) -> RouteRequest:
+    """A request by which engines are put in order."""
+    return RouteRequest(request_id="", prompt_tokens=prompt_tokens + 1, max_tokens=1 << 30)
 
 
 def tokens_at(view: EngineView, depth: int, request: RouteRequest) -> int:

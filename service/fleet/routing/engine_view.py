@@ -26,6 +26,8 @@ ASSUMED_COST = SetStepCost(
 )
 """Of an engine that has fitted none yet: only the ratio between busy and idle ones matters."""
 ASSUMED_MAX_SEQS, ASSUMED_BUDGET_TOKENS = 256, 2048
+_ENDS_KEPT = 256
+"""Ends since the last report that are remembered."""
 SILENT_NS = 3_000_000_000
 """An engine that has not reported for so long is expected to stay silent for as long again."""
 
@@ -56,18 +58,18 @@ class EngineView:
         self.draining = False
         self.report: EngineReported | None = None
         self.cost = ASSUMED_COST
+        self._fitted: StepCostSet | None = None
         self.outstanding: OrderedDict[str, Sent] = OrderedDict()
         self.sent_count = self.ended_count = 0
         self.prefix_number: int | None = None
         self._unseen: deque[Sent] = deque()  # sent, and not in the report
-        self._unseen_ends: deque[tuple[int, Sent]] = deque()  # number of the end, of what was seen
+        self._ends: deque[tuple[int, Sent]] = deque(maxlen=_ENDS_KEPT)  # numbered, not reported
         # what predictions read
         self.signal_ns = joined_ns
         self.ready_ns = float(joined_ns)
         self.residents = 0
         self.rows = 0
         self.context_tokens = 0.0
-        self.decode_ns = 0.0
         self.max_seqs = ASSUMED_MAX_SEQS
         self.budget_tokens = ASSUMED_BUDGET_TOKENS
         self.target_ns: int | None = None
@@ -80,17 +82,18 @@ class EngineView:
         self.report = report
         self.draining = self.draining or report.draining
         if report.cost is not None:
-            self.cost = _command_of(report.cost)
+            self._fitted = report.cost
+        if self._fitted is not None:
+            self.cost = _command_of(self._fitted, report.drift)
         while self._unseen and self._unseen[0].ordinal <= report.received:
             self._unseen.popleft()
-        while self._unseen_ends and self._unseen_ends[0][0] <= report.ended:
-            self._unseen_ends.popleft()
+        while self._ends and self._ends[0][0] <= report.ended:
+            self._ends.popleft()
         self.signal_ns = report.at_ns - report.age_ns
         self.refresh()
-        token_ns = self.token_ns(self.target_ns)
-        self.ready_ns = self.signal_ns + report.prompt_tokens * token_ns
+        self.ready_ns = self.signal_ns + report.prompt_tokens * self.token_ns
         for sent in self._unseen:
-            self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * token_ns
+            self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
 
     def sent(self, sent: Sent) -> None:
         """A request was sent here."""
@@ -98,29 +101,25 @@ class EngineView:
         self.outstanding[sent.request_id] = sent
         self._unseen.append(sent)
         self.refresh()
-        self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns(
-            self.target_ns
-        )
+        self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
 
     def ended(self, request_id: str, by_engine: bool) -> None:
         """A request is over; `by_engine`: the engine wrote its end, and counts it."""
         sent = self.outstanding.pop(request_id)
-        if by_engine:
-            self.ended_count += 1
-        seen = self.report is not None and sent.ordinal <= self.report.received
-        if not seen:
-            self._unseen.remove(sent)
-        elif not by_engine or self.ended_count > self._reported_ends:
-            self._unseen_ends.append((self.ended_count, sent))
+        self.ended_count += by_engine
+        if not self._contains(sent):
+            self._unseen.remove(sent)  # but a report that is under way may
+        self._ends.append((self.ended_count, sent))
         self.refresh()
 
-    @property
-    def _reported_ends(self) -> int:
-        return 0 if self.report is None else self.report.ended
+    def _contains(self, sent: Sent) -> bool:
+        """Whether the last report counts a request, ended since or not."""
+        return self.report is not None and sent.ordinal <= self.report.received
 
     def refresh(self) -> None:
         """Rows, context and the time of a step, as they are believed to be now."""
-        report, unseen, gone = self.report, self._unseen, self._unseen_ends
+        report, unseen = self.report, self._unseen
+        gone = [] if report is None else [one for _, one in self._ends if self._contains(one)]
         residents = len(unseen) - len(gone)
         context = sum(one.context_tokens for one in unseen)
         if report is not None:
@@ -128,7 +127,7 @@ class EngineView:
             self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
             self.target_ns = report.target_ns
             waiting_tokens = report.prompt_tokens + sum(one.tokens for one in unseen)
-            freed = sum(one.context_tokens for _, one in gone)
+            freed = sum(one.context_tokens for one in gone)
             free = report.blocks_total - report.blocks_used
             self.free_blocks = free - (waiting_tokens - freed) / self.block_tokens
             self.used_blocks = report.blocks_used
@@ -137,18 +136,22 @@ class EngineView:
         self.residents = max(residents, len(self.outstanding))
         self.rows = min(self.max_seqs, self.residents)
         self.context_tokens = float(max(0, context))
-        self.decode_ns = float(self.cost.decode_step_ns(self.rows, int(self.context_tokens)))
+        self._price()
 
-    def token_ns(self, target_ns: int | None) -> float:
-        """The time that a prompt token takes beside the decodes there; what a step's decodes leave
-        of the target, as the engine's own budget gives it (`service.engine.budget`)."""
-        token_ns = float(self.cost.prefill_token_ns)
-        if not self.rows or target_ns is None:
-            return token_ns + self.decode_ns / max(1, self.budget_tokens - self.rows)
-        spare_ns = target_ns / self.cost.spread - self.decode_ns
-        spare_ns = max(spare_ns, self.decode_ns * LEAST_SHARE, 1.0)
-        spare_ns = min(spare_ns, token_ns * self.budget_tokens)
-        return token_ns * (1.0 + self.decode_ns / max(1.0, spare_ns))
+    def _price(self) -> None:
+        """The time of a step, and what of it is there for prompts, as the engine's own budget gives
+        it (`service.engine.budget`). A step without decodes is as long as its prompts need."""
+        cost = self.cost
+        self.prefill_ns = float(cost.prefill_token_ns)
+        self.row_ns, self.context_token_ns = float(cost.decode_row_ns), cost.context_token_ns
+        self.pair_ns, self.mixed_ns = cost.pair_ns, float(cost.mixed_ns)
+        self.decode_ns = float(cost.decode_step_ns(self.rows, int(self.context_tokens)))
+        self.spare_ns = max(1.0, self.prefill_ns * (self.budget_tokens - self.rows))
+        if self.rows and self.target_ns is not None:
+            left_ns = self.target_ns / cost.spread - self.decode_ns
+            least_ns = max(1.0, self.decode_ns * LEAST_SHARE)
+            self.spare_ns = min(self.spare_ns, max(left_ns, least_ns))
+        self.token_ns = self.prefill_ns * (1.0 + self.decode_ns / self.spare_ns)
 
     def silence_ns(self, now_ns: int) -> int:
         """How much longer it is expected to say nothing; 0 while reports come."""
@@ -160,14 +163,14 @@ class EngineView:
         return None if self.report is None else max(0, now_ns - self.signal_ns)
 
 
-def _command_of(cost: StepCostSet) -> SetStepCost:
+def _command_of(cost: StepCostSet, drift: float) -> SetStepCost:
+    """The fitted cost at the present speed."""
     return SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-        pair_ns=cost.pair_ns,
-        mixed_ns=cost.mixed_ns,
+        base_ns=round(cost.base_ns * drift),
+        prefill_token_ns=round(cost.prefill_token_ns * drift),
+        decode_row_ns=round(cost.decode_row_ns * drift),
+        context_token_ns=round(cost.context_token_ns * drift),
+        pair_ns=cost.pair_ns * drift,
+        mixed_ns=round(cost.mixed_ns * drift),
         spread=cost.spread,
-        around_ns=cost.around_ns,
     )

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 from math import ceil
+from operator import attrgetter
 from typing import Protocol, assert_never
 
 from service.fleet.routing.book import Book, tokens_at
 from service.fleet.routing.engine_view import EngineView
-from service.fleet.routing.prediction import Predicted
+from service.fleet.routing.prediction import Predicted, predict
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.ring import Ring, hash_of
 from telemetry.facts.fleet.routing_records import RoutingPolicy
@@ -66,9 +67,13 @@ class LeastFinish:
         self._add_least_loaded(found, now_ns, excluded)
         salt = hash_of(book.settings.seed, request.request_id)
         self._add_any(found, salt, excluded)
-        weighed = [book.predicted(index, request, held, now_ns) for index, held in found.items()]
-        weighed.sort(key=lambda one: (one.score, mixed(salt ^ one.view.name_hash)))
-        return weighed
+        means, weight = book.mean_outputs, book.settings.harm_weight
+        weighed = [
+            predict(book.view(index), request, held, now_ns, means, weight)
+            for index, held in found.items()
+        ]
+        weighed.sort(key=attrgetter("score"))
+        return _break_tie(weighed, salt)
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
@@ -76,8 +81,10 @@ class LeastFinish:
         book = self._book
         order, found = book.order, dict[int, int]()
         last = 0
-        for depth, holders in book.prefixes.matches(request.anchors):
-            if len(holders) == last:
+        holders_of, anchors = book.prefixes.holders, request.anchors
+        for depth in range(len(anchors), 0, -1):
+            holders = holders_of.get(anchors[depth - 1])
+            if holders is None or len(holders) == last:
                 continue  # the same ones: who holds more, holds this too
             last = len(holders)
             if last <= 2 * HOLDERS:
@@ -151,8 +158,15 @@ class PrefixAffinity:
 
     def _on_ring(self, request: RouteRequest, excluded: Collection[int]) -> int:
         key = request.anchors[0] if request.anchors else hash_of(request.request_id)
-        allowed = [i for i in self._ring.walk(key) if i not in excluded and i in self._book.order]
-        return next((index for index in allowed if self._has_room(index)), allowed[0])
+        first = None
+        for index in self._ring.walk(key):
+            if index in excluded or index not in self._book.order:
+                continue
+            if self._has_room(index):
+                return index
+            first = index if first is None else first
+        assert first is not None, "the caller asks only where an engine may be chosen"
+        return first
 
     def _has_room(self, index: int) -> bool:
         book = self._book
@@ -200,6 +214,16 @@ def policy_of(policy: RoutingPolicy, book: Book) -> Policy:
             return RoundRobin(book)
         case _:
             assert_never(policy)
+
+
+def _break_tie(weighed: list[Predicted], salt: int) -> list[Predicted]:
+    """Equally good ones in an order that differs from request to request."""
+    best = weighed[0].score
+    if len(weighed) == 1 or weighed[1].score > best:
+        return weighed
+    equal = [one for one in weighed if one.score == best]
+    equal.sort(key=lambda one: mixed(salt ^ one.view.name_hash))
+    return [*equal, *weighed[len(equal) :]]
 
 
 def mixed(value: int) -> int:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.engine.budget import LEAST_SHARE
-from service.fleet.routing.engine_view import EngineView
+from service.fleet.routing.engine_view import SILENT_NS, EngineView
 from service.fleet.routing.request import RouteRequest
 from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.routing_records import Candidate
@@ -52,31 +51,41 @@ def predict(
     mean_outputs: float,
     harm_weight: float,
 ) -> Predicted:
-    """`mean_outputs` tokens is what requests that ended lately had."""
-    cost, rows, decode_ns = view.cost, view.rows, view.decode_ns
+    """`mean_outputs` tokens is what requests that ended lately had. Without calls, because a choice
+    makes about ten of these."""
     computed = request.prompt_tokens - cached_tokens
-    pairs = attention_pairs(computed, cached_tokens)
-    work_ns = computed * cost.prefill_token_ns + pairs * cost.pair_ns + cost.mixed_ns
-    steps, step_ns = 1.0, decode_ns
-    target_ns = view.target_ns
-    if rows and target_ns is not None:
-        spare_ns = max(target_ns / cost.spread - decode_ns, decode_ns * LEAST_SHARE, 1.0)
-        steps = max(1.0, work_ns / spare_ns)
-    before_ns = max(0.0, view.ready_ns - now_ns) + view.silence_ns(now_ns)
-    if rows:
+    work_ns = computed * view.prefill_ns + view.mixed_ns
+    if view.pair_ns:
+        work_ns += view.pair_ns * attention_pairs(computed, cached_tokens)
+    decode_ns, outputs = view.decode_ns, mean_outputs
+    before_ns = view.ready_ns - now_ns
+    if before_ns < 0:
+        before_ns = 0.0
+    if now_ns - view.signal_ns > SILENT_NS:
+        before_ns += now_ns - view.signal_ns
+    if view.rows:
         before_ns += decode_ns / 2
-    life_ns = mean_outputs * step_ns
-    if view.residents >= view.max_seqs:
-        before_ns += (view.residents + 1 - view.max_seqs) * life_ns / view.max_seqs
-    elif view.free_blocks is not None:
-        short = computed / view.block_tokens - view.free_blocks
-        if short > 0:
-            before_ns += short * life_ns / max(1.0, view.used_blocks)
-    ttft_ns = before_ns + work_ns + steps * decode_ns
-    outputs = min(float(request.max_tokens), mean_outputs)
-    row_ns = cost.decode_row_ns + cost.context_token_ns * (request.prompt_tokens + outputs / 2)
-    finish_ns = ttft_ns + max(0.0, outputs - 1) * (decode_ns + row_ns)
-    shared_steps = min(outputs, mean_outputs / 2)
-    harm_ns = rows * (work_ns + shared_steps * row_ns)
+        before_ns += _wait_for_room_ns(view, computed, mean_outputs)
+    steps = work_ns / view.spare_ns
+    ttft_ns = before_ns + work_ns + (steps if steps > 1.0 else 1.0) * decode_ns
+    if request.max_tokens < outputs:
+        outputs = float(request.max_tokens)
+    row_ns = view.row_ns + view.context_token_ns * (request.prompt_tokens + outputs / 2)
+    finish_ns = ttft_ns + (outputs - 1) * (decode_ns + row_ns)
+    shared_steps = mean_outputs / 2
+    if outputs < shared_steps:
+        shared_steps = outputs
+    harm_ns = view.rows * (work_ns + shared_steps * row_ns)
     score = finish_ns + harm_weight * harm_ns
     return Predicted(score, ttft_ns, finish_ns, harm_ns, cached_tokens, view)
+
+
+def _wait_for_room_ns(view: EngineView, computed: int, mean_outputs: float) -> float:
+    """Until a slot and blocks are free: those who run end one after the other."""
+    life_ns = mean_outputs * view.decode_ns
+    if view.residents >= view.max_seqs:
+        return (view.residents + 1 - view.max_seqs) * life_ns / view.max_seqs
+    if view.free_blocks is None:
+        return 0.0
+    short = computed / view.block_tokens - view.free_blocks
+    return short * life_ns / max(1.0, view.used_blocks) if short > 0 else 0.0

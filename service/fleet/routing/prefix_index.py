@@ -15,14 +15,14 @@ MOST_ANCHORS = 16_384
 
 
 class PrefixIndex:
-    """Owns both directions: anchor to engines, engine to anchors."""
+    """Owns both directions: anchor to engines (`holders`, for reading), engine to anchors."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, dict[int, None]] = {}
+        self.holders: dict[int, dict[int, None]] = {}
         self._held: dict[int, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self.holders)
 
     def held(self, index: int) -> KeysView[int]:
         """Anchors that an engine is believed to hold."""
@@ -36,7 +36,7 @@ class PrefixIndex:
                 held.move_to_end(anchor)
                 continue
             held[anchor] = None
-            self._holders.setdefault(anchor, {})[index] = None
+            self.holders.setdefault(anchor, {})[index] = None
         while len(held) > most:
             self._unlink(index, held.popitem(last=False)[0])
 
@@ -64,7 +64,7 @@ class PrefixIndex:
     def matches(self, anchors: tuple[int, ...]) -> Iterator[tuple[int, dict[int, None]]]:
         """How many of a prompt's anchors are held, and by whom, the most first. Engines that hold
         more are among the holders of less."""
-        holders_of = self._holders
+        holders_of = self.holders
         for depth in range(len(anchors), 0, -1):
             holders = holders_of.get(anchors[depth - 1])
             if holders:
@@ -73,12 +73,12 @@ class PrefixIndex:
     def check(self) -> None:
         """Both directions agree; raises AssertionError."""
         there = {(anchor, index) for index, held in self._held.items() for anchor in held}
-        here = {(anchor, index) for anchor, found in self._holders.items() for index in found}
+        here = {(anchor, index) for anchor, found in self.holders.items() for index in found}
         assert here == there, sorted(here ^ there)[:4]
-        assert all(self._holders.values()), "an anchor that nobody holds"
+        assert all(self.holders.values()), "an anchor that nobody holds"
 
     def _unlink(self, index: int, anchor: int) -> None:
-        holders = self._holders[anchor]
+        holders = self.holders[anchor]
         del holders[index]
         if not holders:
-            del self._holders[anchor]
+            del self.holders[anchor]

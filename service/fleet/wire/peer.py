@@ -110,7 +110,9 @@ class WirePeer(asyncio.Protocol, Generic[Incoming]):
         if self.fault is None and self.is_open:
             self.fault = fault
             self.counts.faults[fault] += 1
-            log.warning("the connection with %s is ended: %s", self.address, fault.value)
+            # anybody can make a connection that proves nothing: these are counted, and not logged
+            level = logging.WARNING if self.is_proven else logging.DEBUG
+            log.log(level, "the connection with %s is ended: %s", self.address, fault.value)
         if self._transport is not None:
             if self._transport.get_write_buffer_size():
                 self.counts.lost_frames += 1  # at least the one that is being written

@@ -4,5 +4,6 @@
 - `runtime_limits`: limits that change while the engine runs.
 - `supervisor`, `engine_process`: start, replace and stop the engine process.
 - `engine_watch`, `liveness`, `stacks`: find an engine that hangs, and where its threads are.
+- `request_about`: what an engine elsewhere is told of a request.
 - `live_requests`: record which requests the gateway serves.
 """

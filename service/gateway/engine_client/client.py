@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
@@ -31,6 +30,7 @@ from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.server_state import Health
@@ -50,20 +50,6 @@ from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
 _QUEUES_PER_ITERATION = 16  # of the event loop: less than half a millisecond of work
-
-
-class RequestAbout(NamedTuple):
-    """A request, as an engine elsewhere records it. `sequence` counts its `sequences` from 0."""
-
-    request_id: str
-    trace_id: str
-    span_id: str
-    sampled: bool | None
-    slo_class: str
-    route: str
-    operation: str
-    sequence: int
-    sequences: int
 
 
 class EngineClient:

@@ -22,8 +22,9 @@ from service.engine.plan import Emission
 from service.fleet.membership.members import Membership
 from service.fleet.wire import messages
 from service.fleet.wire.counts import WireCounts
-from service.gateway.engine_client.client import EngineClient, RequestAbout
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from service.engine.inbox import Submit
 from service.fleet.wire.messages import AboutRequest, RemoteSubmit
-from service.gateway.engine_client.client import RequestAbout
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.link import EngineLink
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted

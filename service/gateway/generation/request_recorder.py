@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from service.engine.inbox import Submit
 from service.engine.plan import GrammarKind
-from service.gateway.engine_client.client import RequestAbout
+from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.http.asgi import header, label
 from service.gateway.ingest.schemas import GenerationRequest

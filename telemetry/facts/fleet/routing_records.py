@@ -102,12 +102,13 @@ class EngineLeft(_Fact, frozen=True):
 class EngineReported(_Fact, frozen=True):
     """The load of an engine, as of when it made its report `number`, which came at `at_ns`.
 
-    It was `age_ns` old when it came, as far as that is known. By then the engine had received the
-    first `received` requests of this router, and written it the ends of `ended` of them: what the
-    report cannot contain is known without comparing clocks. `prompt_tokens` are those still to be
-    computed, of waiting and begun prompts; `context_tokens` are those that `decode_rows` attend to.
-    `cost` is the fit that the engine uses. `target_ns` bounds a step while others decode; None: its
-    budget of `budget_tokens` does.
+    It was `age_ns` old when it came, as far as that is known. It contains the first `received`
+    requests of this router, and not those of them whose ends the engine had written it, which are
+    `ended`: so what it cannot contain is known without comparing clocks. `prompt_tokens` are those
+    still to be computed, of waiting and begun prompts; `context_tokens` are those that
+    `decode_rows` attend to. `cost` is the fit that the engine uses; its last steps took `drift`
+    times as long. `target_ns` bounds a step while others decode; None: its budget of
+    `budget_tokens` does.
     """
 
     at_ns: int
@@ -128,6 +129,7 @@ class EngineReported(_Fact, frozen=True):
     budget_tokens: int
     target_ns: int | None = None
     draining: bool = False
+    drift: float = 1.0
     cost: StepCostSet | None = None
     prefixes: PrefixChanges | None = None
 

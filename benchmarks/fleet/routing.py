@@ -1,0 +1,204 @@
+"""Goodput of each routing policy on simulated fleets, over the same seeds.
+
+    python -m benchmarks.fleet.routing run --engines 8 --minutes 4    # again until all is done
+    python -m benchmarks.fleet.routing run --engines 8 --minutes 4 --development
+    python -m benchmarks.fleet.routing write
+    python -m benchmarks.fleet.routing table
+
+A *piece* is one trace, size, load, seed and policy. `run` computes pieces that are not in
+`build/fleet_routing/` yet until its minutes are over, the policies of one seed one after the other;
+`write` puts all of them into `benchmarks/results/fleet_routing.json`, `table` shows it. Settings
+were chosen on the development seeds alone; published ones were not run before.
+
+A fleet is `lab.fleet`: production scheduler and router, a link of 0.5 ms, reports each 500 ms.
+Goodput counts the requests that come after the first quarter of the time and keep the promise of
+class `chat`, a second; the simulation runs until the last request has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.fleet.decision import DecisionTimes, measure_all
+from lab.fleet.traffic import Trace, sessions
+from lab.fleet.world import FleetScenario, FleetWorld
+from service.fleet.routing.settings import RoutingSettings
+from telemetry.facts.fleet.routing_records import RoutingPolicy
+
+RESULT = Path("benchmarks/results/fleet_routing.json")
+_PIECES = Path("build/fleet_routing")
+_SECOND = 1_000_000_000
+
+DEVELOPMENT_SEEDS = (1, 2)
+SEEDS: dict[int, tuple[int, ...]] = {8: (101, 102), 64: (201,), 1000: (301,)}
+LOADS: dict[Trace, tuple[float, ...]] = {
+    Trace.SHAREGPT: (2.6, 2.9, 3.2),
+    Trace.SHARED_PREFIX: (5.5, 7.0, 8.5),
+    Trace.AGENTIC: (0.6, 0.9, 1.2),
+}
+"""Sessions a second of each engine: from where round robin begins to miss, up to where the default
+does."""
+OVERLOADS: dict[Trace, float] = {
+    Trace.SHAREGPT: 3.8,
+    Trace.SHARED_PREFIX: 12.0,
+    Trace.AGENTIC: 1.8,
+}
+"""More than can be served, of the smallest fleet only: here queues grow as long as it lasts."""
+SMALLEST = 8
+"""Engines of the fleet that has all loads; the larger ones have the middle one."""
+SPAN_S: dict[int, dict[Trace, float]] = {
+    8: dict.fromkeys(Trace, 30.0),
+    64: {Trace.SHAREGPT: 15.0, Trace.SHARED_PREFIX: 10.0, Trace.AGENTIC: 15.0},
+    1000: {Trace.SHAREGPT: 5.0, Trace.SHARED_PREFIX: 3.0, Trace.AGENTIC: 3.0},
+}
+"""Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, and what came of it."""
+
+    trace: str
+    engines: int
+    rate: float
+    seed: int
+    policy: str
+    requests: int
+    good: int
+    good_per_s: float
+    verdicts: dict[str, int]
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    hit_share: float
+    cpu_s: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What is committed."""
+
+    pieces: list[Piece]
+    decisions: list[DecisionTimes]
+
+
+def wanted(engines: int, development: bool) -> Iterator[tuple[Trace, float, int, RoutingPolicy]]:
+    """The pieces of one size, policies innermost."""
+    seeds = DEVELOPMENT_SEEDS if development else SEEDS[engines]
+    for seed, trace in product(seeds, (Trace.SHARED_PREFIX, Trace.SHAREGPT, Trace.AGENTIC)):
+        loads = LOADS[trace] if engines == SMALLEST else LOADS[trace][1:2]
+        if engines == SMALLEST and not development:
+            loads += (OVERLOADS[trace],)
+        for rate, policy in product(loads, RoutingPolicy):
+            yield trace, rate, seed, policy
+
+
+def compute(engines: int, trace: Trace, rate: float, seed: int, policy: RoutingPolicy) -> Piece:
+    span_s = SPAN_S[engines][trace]
+    asked = tuple(sessions(trace, seed, engines, rate, span_s))
+    settings = RoutingSettings(policy=policy, seed=seed)
+    begin = time.process_time()
+    world = FleetWorld(
+        FleetScenario(seed=seed, engines=engines, sessions=asked, settings=settings), watch=False
+    )
+    world.run()
+    found = world.outcome(int(span_s / 4 * _SECOND), int(span_s * _SECOND))
+    return Piece(
+        trace=trace.value, engines=engines, rate=rate, seed=seed, policy=policy.value,
+        cpu_s=round(time.process_time() - begin, 1), **asdict(found),
+    )  # fmt: skip
+
+
+def place_of(engines: int, trace: Trace, rate: float, seed: int, policy: RoutingPolicy) -> Path:
+    return _PIECES / f"{engines}_{trace.value}_{rate}_{seed}_{policy.value}.json"
+
+
+def run(engines: int, minutes: float, development: bool, half: int | None = None) -> None:
+    """Compute what is missing, until the time is over. Two processes may share the work by
+    halves: of each load and seed all policies belong to the same half."""
+    _PIECES.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + minutes * 60
+    gc.disable()  # what a fleet is made of lives to the end: to walk it again and again is the cost
+    for number, (trace, rate, seed, policy) in enumerate(wanted(engines, development)):
+        place = place_of(engines, trace, rate, seed, policy)
+        if place.exists() or (half is not None and number // len(RoutingPolicy) % 2 != half):
+            continue
+        if time.monotonic() > end:
+            print("more is to be done: run it again")
+            return
+        piece = compute(engines, trace, rate, seed, policy)
+        place.write_bytes(msgspec.json.encode(piece))
+        print(msgspec.json.encode(piece).decode(), flush=True)
+    print(f"all pieces of {engines} engines are there")
+
+
+def write() -> None:
+    """All published pieces that are there, and the times of decisions, measured now."""
+    pieces = []
+    for engines in SEEDS:
+        for trace, rate, seed, policy in wanted(engines, development=False):
+            place = place_of(engines, trace, rate, seed, policy)
+            if place.exists():
+                pieces.append(msgspec.json.decode(place.read_bytes(), type=Piece))
+    result = Result(pieces=pieces, decisions=measure_all())
+    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    print(f"{len(pieces)} pieces in {RESULT}")
+
+
+def table(pieces: list[Piece]) -> str:
+    """Goodput of all seeds together, for each trace, size and load."""
+    lines = [
+        "| trace | engines | sessions/s each | " + " | ".join(RoutingPolicy) + " | default over "
+        "the best other | over round robin |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    cells: dict[tuple[str, int, float], dict[str, list[Piece]]] = {}
+    for piece in pieces:
+        of_load = cells.setdefault((piece.trace, piece.engines, piece.rate), {})
+        of_load.setdefault(piece.policy, []).append(piece)
+    for (trace, engines, rate), by_policy in cells.items():
+        if len(by_policy) < len(RoutingPolicy):
+            continue
+        mean = {
+            policy: sum(one.good_per_s for one in by_policy[policy]) / len(by_policy[policy])
+            for policy in RoutingPolicy
+        }
+        default = mean[RoutingPolicy.LEAST_FINISH]
+        robin = mean[RoutingPolicy.ROUND_ROBIN]
+        other = max(robin, mean[RoutingPolicy.PREFIX_AFFINITY])
+        goods = " | ".join(f"{mean[policy]:.1f}" for policy in RoutingPolicy)
+        ratios = f"{_ratio(default, other)} | {_ratio(default, robin)}"
+        lines.append(f"| {trace} | {engines} | {rate} | {goods} | {ratios} |")
+    return "\n".join(lines)
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.3f}" if other else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run")
+    runner.add_argument("--engines", type=int, choices=sorted(SEEDS), required=True)
+    runner.add_argument("--minutes", type=float, default=4.0)
+    runner.add_argument("--development", action="store_true")
+    runner.add_argument("--half", type=int, choices=(0, 1), help="one of two processes")
+    commands.add_parser("write")
+    commands.add_parser("table")
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.engines, given.minutes, given.development, given.half)
+    elif given.command == "write":
+        write()
+    else:
+        print(table(msgspec.json.decode(RESULT.read_bytes(), type=Result).pieces))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""A fleet in virtual time: the production router, and engines with the production scheduler.
+
+traffic        sessions: what clients ask, and when
+link           how long a frame takes, and which reports are lost
+engine         one engine: scheduler and loop, a device that costs time only, its reports
+world          one event queue for all of them, with faults
+invariants     what must hold, numbered
+outcome        what became of the requests, and goodput
+scenarios      fleets with faults, each a function of its seed
+
+An engine has an event only where it has something to do: a step ends, a command or a report is due.
+"""

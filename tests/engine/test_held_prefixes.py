@@ -1,0 +1,67 @@
+"""What an engine says of its prefix cache is what the cache holds."""
+
+from __future__ import annotations
+
+from service.engine.kv import held_prefixes
+from service.engine.kv.cpu_offload import CpuOffloadIndex, Retention
+from service.engine.kv.held_prefixes import HeldChanges, HeldPrefixes
+from service.engine.kv.prefix import PrefixCache
+
+
+def _filled(cache: PrefixCache, blocks: int, first_token: int) -> list[bytes]:
+    """Digests of a text of so many blocks of 4 tokens, computed and released."""
+    digests: list[bytes] = []
+    tokens = list(range(first_token, first_token + 4 * blocks))
+    cache.extend(digests, cache.root(""), tokens)
+    table = cache.grow(blocks, 0)
+    for depth, (digest, block) in enumerate(zip(digests, table, strict=True), 1):
+        cache.register(digest, block, "", depth)
+    cache.pool.release(table)
+    return digests
+
+
+def test_each_second_block_of_a_text_is_told_and_taken_back_when_evicted() -> None:
+    cache = PrefixCache(8, 4, "m")
+    held = cache.watch(2)
+    first = _filled(cache, 6, 0)
+    assert held.take() == HeldChanges(True, tuple(first[1::2]), ())
+
+    second = _filled(cache, 6, 100)
+    changes = held.take()
+
+    assert changes.added == tuple(second[1::2])
+    assert set(changes.removed) < set(first[1::2])
+    assert held.digests == set(held.take(whole=True).added)
+    still = cache.match(first, 0).blocks
+    assert len(still) // 2 == len(held.digests & set(first))
+
+
+def test_what_moves_to_host_memory_is_still_held() -> None:
+    cache = PrefixCache(4, 4, "m", CpuOffloadIndex(2, Retention()))
+    held = cache.watch(1)
+    first = _filled(cache, 2, 0)
+    cache.pool.release(cache.grow(4, 0))
+
+    assert held.digests == set(first)
+
+
+def test_a_flush_is_told_as_a_whole() -> None:
+    cache = PrefixCache(8, 4, "m")
+    held = cache.watch(1)
+    _filled(cache, 2, 0)
+    held.take()
+    cache.flush()
+
+    assert held.take() == HeldChanges(True, (), ())
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    held = HeldPrefixes(1)
+    held.take()
+    most = held_prefixes.MOST_DIGESTS
+    for number in range(most + 10):
+        held.came(number.to_bytes(8, "big"), 1)
+
+    changes = held.take()
+    assert changes.whole
+    assert len(changes.added) == most
