@@ -128,8 +128,13 @@ class Cluster:
         return phasescope_fleet(*arguments, "--address", self.address, env=self.variables)
 
     def processes(self) -> list[Process]:
-        """Of Ray itself, without what its workers started."""
-        return [one for one in processes() if any(str(self.folder) in a for a in one.arguments)]
+        """Of Ray itself, its workers included, without what these started."""
+        every = processes()
+        named = [
+            one.pid for one in every
+            if any(f"{self.folder}/ray" in word for word in one.arguments)
+        ]  # fmt: skip
+        return [one for one in every if one.pid in named or one.parent in named]
 
 
 class Fleet:
@@ -142,7 +147,8 @@ class Fleet:
         self._key.write_text("0123456789abcdef0123456789abcdef")
         self.file = cluster.folder / "fleet.toml"
 
-    def deploy(self, engines: int, more: str = "") -> None:
+    def write(self, engines: int, more: str = "") -> None:
+        """The documented file, with our port and a small model."""
         text = documented("toml")
         assert text.count("number = 2") == text.count("port = 8000") == 1
         text = text.replace("number = 2", f"number = {engines}")
@@ -151,6 +157,10 @@ class Fleet:
             f'model = "dummy:tiny"\ndrain_timeout_s = 60\n{text}'
             f'flags = ["--executor", "native"{more}]\n'
         )
+
+    def deploy(self, engines: int, more: str = "") -> None:
+        """As `write` has it."""
+        self.write(engines, more)
         done = self.cluster.phasescope("deploy", str(self.file))
         assert done.returncode == 0, done.stdout + done.stderr
 

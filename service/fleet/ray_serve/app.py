@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from service.config.fleet_settings import address_of
 from service.config.setting import ConfigError
 from service.fleet.ray_serve.plan import Engines, Gateways, Plan
 from service.fleet.ray_serve.replicas import (
@@ -30,6 +32,7 @@ _HEALTH_TIMEOUT_S = 15.0
 _STARTS = 3
 """How often a replica is started before the deployment counts as failed."""
 _MARGIN_S = 10.0
+_CONNECT_S = 5.0
 _START_RAY = "RAY_USAGE_STATS_ENABLED=0 ray start --head --include-dashboard=false"
 
 
@@ -41,7 +44,11 @@ def deploy(plan: Plan, address: str) -> None:
     try:
         serve.run(application(plan), name=APP, route_prefix=None)
     except RuntimeError as error:
-        raise ConfigError(f"Ray Serve could not start the fleet: {error}") from error
+        what = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"Ray Serve could not start the fleet: {what} The lines above say why; what runs stays "
+            "until you deploy again, or `phasescope fleet stop`"
+        ) from error
 
 
 def stop(address: str) -> None:
@@ -128,8 +135,11 @@ def _deployment(replica: type, name: str, text: str, **options: Any) -> Any:
 def _connect(address: str) -> None:
     """Raises ConfigError."""
     try:
+        if ":" in address:  # to an address where nothing listens Ray holds on for minutes
+            host, port = address_of(address, "--address")
+            socket.create_connection((host, port), _CONNECT_S).close()
         ray.init(address=address)
-    except ConnectionError as error:
+    except OSError as error:  # ConnectionError of Ray, too
         raise ConfigError(
             f"no Ray answers at {address!r}; start it with `{_START_RAY}`: {error}"
         ) from error

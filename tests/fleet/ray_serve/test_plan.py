@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ def test_flags_are_checked_before_anything_starts(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.skipif(find_spec("ray") is not None, reason="it is installed here")
 def test_without_ray_the_command_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
