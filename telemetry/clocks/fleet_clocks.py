@@ -53,10 +53,12 @@ class FleetClocks:
         """Nodes and sequences for which state is kept."""
         return len(self._trackers) + len(self._sent)
 
-    def epsilons_ns(self, at_ns: int) -> dict[str, int]:
-        """By how much the offset of each node may be wrong at that moment, if the middle of its
-        bounds is taken; of nodes that were heard of in the last minute, by engine."""
+    def epsilons_ns(self) -> dict[str, int]:
+        """By how much the offset of each node may be wrong if the middle of its bounds is taken, as
+        of the last word of any node; of nodes that were heard of in the minute before, by
+        engine."""
         found: dict[str, int] = {}
+        at_ns = max((tracker.heard_ns for tracker in self._trackers.values()), default=0)
         for (engine, _), tracker in self._trackers.items():
             bounds = tracker.at(at_ns)
             if bounds is not None and at_ns - tracker.heard_ns <= _HEARD_NS:

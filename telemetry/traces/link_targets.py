@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from telemetry.facts.reasons import Phase
-from telemetry.facts.traceparent import span_id_of
+from telemetry.facts.traceparent import request_span_id, span_id_of
 from telemetry.requests.account import Part, Stall
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, RequestTimeline
 
@@ -22,17 +22,23 @@ _LOST_KEPT = 4096
 _MASKING = (Phase.DECODE, Phase.PREFILL)  # where masks are made, the later first
 
 
-def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
+def root_span_id(timeline: RequestTimeline) -> int:
+    """The id of the request's root span. Ids of its other spans are made from it: a gateway and a
+    node both add to one trace, and both number sequences and steps from the start."""
+    accepted = timeline.accepted
+    return request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns)
+
+
+def chunk_span_id(root_id: int, seq_id: int, step_id: int) -> int:
     """The id of a prefill chunk's span."""
-    return span_id_of(f"{trace_id}/{seq_id}/{step_id}")
+    return span_id_of(f"{root_id:016x}/{seq_id}/{step_id}")
 
 
 def phase_span_id(timeline: RequestTimeline, phase: PhaseSpan) -> int | None:
     """The id of a phase's span; None for a request that never reached the engine."""
     if not timeline.sequences:
         return None
-    first = timeline.sequences[0].seq_id
-    return span_id_of(f"{timeline.accepted.trace_id}/{first}/{phase.name.value}")
+    return span_id_of(f"{root_span_id(timeline):016x}/{phase.name.value}")
 
 
 def chunks_in(timeline: RequestTimeline, phase: PhaseSpan) -> list[ChunkSpan]:
@@ -48,10 +54,11 @@ def chunks_in(timeline: RequestTimeline, phase: PhaseSpan) -> list[ChunkSpan]:
 @dataclass(frozen=True, slots=True)
 class Target:
     """The spans of a sequence that links may point to: its chunks by step, and its request's phases
-    with their span ids."""
+    with their span ids. Its request's root is `root_id`."""
 
     steps: frozenset[int] = frozenset()
     phases: tuple[tuple[PhaseSpan, int], ...] = ()
+    root_id: int = 0
 
     def span_of(self, stall: Stall) -> int | None:
         """The id of the span in which the culprit made the token late; None if there is none."""
@@ -63,7 +70,7 @@ class Target:
         if trace_id is None or seq_id is None or step_id is None:
             return None
         if stall.part is Part.CO_PREFILL and step_id in self.steps:
-            return chunk_span_id(trace_id, seq_id, step_id)
+            return chunk_span_id(self.root_id, seq_id, step_id)
         if stall.part is Part.CO_MASK:
             for name in _MASKING:
                 for phase, span_id in self.phases:
@@ -98,7 +105,7 @@ class LinkTargets:
             for chunk in chunks_in(timeline, phase)[:MAX_CHUNKS]:
                 steps[chunk.seq_id].add(chunk.step_id)
         for seq_id, found in steps.items():
-            self._put(seq_id, Target(frozenset(found), tuple(phases)))
+            self._put(seq_id, Target(frozenset(found), tuple(phases), root_span_id(timeline)))
 
     def not_exported(self, timeline: RequestTimeline) -> None:
         """No span of this request will be exported."""

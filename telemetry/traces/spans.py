@@ -25,7 +25,6 @@ from opentelemetry.trace.status import Status, StatusCode
 from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
-from telemetry.facts.traceparent import request_span_id
 from telemetry.requests.account import Part
 from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
@@ -35,6 +34,7 @@ from telemetry.traces.link_targets import (
     chunk_span_id,
     chunks_in,
     phase_span_id,
+    root_span_id,
 )
 from telemetry.traces.remote_spans import remote_spans
 from telemetry.traces.span_attributes import (
@@ -116,6 +116,7 @@ class _Tree:
         self._anchor = anchor
         accepted = timeline.accepted
         self._trace_id = int(accepted.trace_id, 16)
+        self._root_id = root_span_id(timeline)
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
@@ -146,7 +147,7 @@ class _Tree:
             ],
             kind=SpanKind.SERVER,
             status=status,
-            span_id=request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns),
+            span_id=self._root_id,
         )
 
     def tools(self, root: ReadableSpan) -> list[ReadableSpan]:
@@ -296,7 +297,7 @@ class _Tree:
         if chunk.target_ns is not None:
             attributes["phasescope.step.target_ms"] = chunk.target_ns / 1e6
         end_ns = min(chunk.end_ns, phase.end_ns)
-        span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
+        span_id = chunk_span_id(self._root_id, chunk.seq_id, chunk.step_id)
         context = holder.context
         return self._span(
             "prefill.chunk", context, chunk.start_ns, end_ns, attributes, span_id=span_id

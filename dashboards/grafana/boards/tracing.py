@@ -186,6 +186,13 @@ _RECORD = Row(
             about=f"{recording.CLOCK_FINDINGS.help} {recording.CLOCK_STEPS.help}",
         ),
         Panel(
+            title="How far the clocks of nodes are known",
+            queries=(Query(highest(recording.CLOCK_EPSILON, "engine"), "{{engine}}"),),
+            unit="s",
+            about=recording.CLOCK_EPSILON.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
             title="The journal covers",
             queries=(Query(highest(recording.JOURNAL_SECONDS, "instance"), "{{instance}}"),),
             unit="s",

@@ -106,6 +106,14 @@ CLOCK_STEPS = Metric(
     "Number of times that the clock of a node of the fleet and this one were found further apart, "
     "or nearer, than drift explains. 0 with an engine of our own.",
 )
+CLOCK_EPSILON = Metric(
+    "phasescope_clock_epsilon_seconds",
+    Kind.GAUGE,
+    "Most by which the offset of a node's clock to this one may be wrong, by engine. Absent while "
+    "it is not bounded, of nodes that were not heard of for a minute, and with an engine of our "
+    "own.",
+    ("engine",),
+)
 NOT_OBSERVED_SHARE = Metric(
     "phasescope_not_observed_share",
     Kind.GAUGE,

@@ -27,10 +27,12 @@ def free_port() -> int:
         return port
 
 
-def spawn(*args: str, env: dict[str, str] | None = None, **popen: Any) -> subprocess.Popen[bytes]:
-    """`phasescope ARGS` as a child process."""
+def spawn(
+    *args: str, env: dict[str, str] | None = None, launcher: tuple[str, ...] = (), **popen: Any
+) -> subprocess.Popen[bytes]:
+    """`LAUNCHER phasescope ARGS` as a child process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "service.cli.main", *args],
+        [*launcher, sys.executable, "-m", "service.cli.main", *args],
         env={**os.environ, **(env or {})},
         **popen,
     )
@@ -51,6 +53,7 @@ class Server:
     """`with Server("--max-num-seqs", "4") as server:` ..."""
 
     command = "serve"
+    launcher: tuple[str, ...] = ()
 
     def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
         self.port = free_port()
@@ -65,9 +68,8 @@ class Server:
         self.client = httpx.Client(base_url=self.url, timeout=120)
 
     def __enter__(self) -> Server:
-        self.process = spawn(
-            self.command, "--port", str(self.port), *self.args, env=self._env, stderr=self._log
-        )
+        command = (self.command, "--port", str(self.port), *self.args)
+        self.process = spawn(*command, env=self._env, launcher=self.launcher, stderr=self._log)
         try:
             eventually(self.is_ready_or_dead, "readiness", START_TIMEOUT_S)
             assert self.process.poll() is None, self.log()

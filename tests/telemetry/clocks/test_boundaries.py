@@ -218,6 +218,19 @@ def test_what_was_found_is_counted_from_the_start() -> None:
         assert shown["phasescope_clock_findings", finding] == clocks.findings[finding]
 
 
+def test_how_far_a_clock_is_known_is_said_while_its_node_is_heard_of() -> None:
+    clocks = FleetClocks(drift_ppm=0)
+    clocks.sampled(ClockSampled(300, "near", 1, 0, 10_100, 10_150))
+    clocks.sampled(ClockSampled(9000, "far", 1, 0, 50, 50))
+    assert clocks.epsilons_ns() == {"near": 125, "far": 4500}
+
+    at_ns = 120 * SECOND
+    clocks.sampled(ClockSampled(at_ns, "far", 1, at_ns - 11, at_ns, at_ns))
+    assert clocks.epsilons_ns() == {"far": 6}  # nothing was heard of the other for two minutes
+    (_, _, (_, shown)) = clock_families(clocks)
+    assert shown == [({"engine": "far"}, 6e-9)]
+
+
 def test_memory_is_bounded_whatever_nodes_there_are() -> None:
     clocks = FleetClocks()
     for number in range(10_000):
