@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -39,10 +40,10 @@ _START_RAY = "RAY_USAGE_STATS_ENABLED=0 ray start --head --include-dashboard=fal
 def deploy(plan: Plan, address: str) -> None:
     """Start the fleet, or change the running one to it: replicas whose commands stay as they are
     go on. Returns when all run. Raises ConfigError."""
-    _connect(address)
-    serve.start(proxy_location="Disabled")
     try:
-        serve.run(application(plan), name=APP, route_prefix=None)
+        with _connected(address):
+            serve.start(proxy_location="Disabled")
+            serve.run(application(plan), name=APP, route_prefix=None)
     except RuntimeError as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(
@@ -53,14 +54,14 @@ def deploy(plan: Plan, address: str) -> None:
 
 def stop(address: str) -> None:
     """Drain the fleet, end it, and Serve if nothing else is on it. Raises ConfigError."""
-    _connect(address)
-    try:
-        while not _is_deleted():
-            pass
-    except RayServeException:
-        return  # Serve does not run
-    if not serve.status().applications:
-        serve.shutdown()
+    with _connected(address):
+        try:
+            while not _is_deleted():
+                pass
+        except RayServeException:
+            return  # Serve does not run
+        if not serve.status().applications:
+            serve.shutdown()
 
 
 def _is_deleted() -> bool:
@@ -132,14 +133,19 @@ def _deployment(replica: type, name: str, text: str, **options: Any) -> Any:
     return made.options(version=version, _internal=True)
 
 
-def _connect(address: str) -> None:
-    """Raises ConfigError."""
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """Afterwards no line of the replicas' logs comes any more. Raises ConfigError."""
     try:
         if ":" in address:  # to an address where nothing listens Ray holds on for minutes
             host, port = address_of(address, "--address")
             socket.create_connection((host, port), _CONNECT_S).close()
         ray.init(address=address)
-    except OSError as error:  # ConnectionError of Ray, too
+    except (OSError, RuntimeError) as error:  # ConnectionError; another version, another token
         raise ConfigError(
             f"no Ray answers at {address!r}; start it with `{_START_RAY}`: {error}"
         ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
