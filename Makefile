@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow test-attach test-clients test-fleet lint types contracts unit sim bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast test-slow test-attach test-clients test-fleet lint types contracts unit sim sim-disaggregated bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ test-slow: $(VENV)/.dev ## The tests that take more than ten seconds each, which
 
 sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
 	$(BIN)/phasescope drill --sim chaos --count 10000
+
+sim-disaggregated: $(VENV)/.core ## 10,000 simulated worlds of prefill and decode apart, a fault in every state
+	$(BIN)/python -m benchmarks.disaggregated.simulated --count 10000
 
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks.serving

@@ -23,7 +23,7 @@ from telemetry.facts import (
     tool_records,
 )
 from telemetry.facts.base import FactStruct
-from telemetry.facts.fleet import routing_records
+from telemetry.facts.fleet import kv_transfer_records, routing_records
 
 _HEAD = f"""# Facts
 
@@ -44,10 +44,20 @@ _GROUPS = {
     "Written by the gateway": records,
     "Written by the gateway, about calls of functions": tool_records,
     "Written by the gateway, about engines on other machines": fleet_records,
+    "About KV that goes from one engine to another": kv_transfer_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
     "Written by the router of a fleet": routing_records,
 }
+_HOMES = (
+    engine_start,
+    engine_records,
+    step_parts,
+    tool_records,
+    fleet_records,
+    routing_records,
+    kv_transfer_records,
+)
 _VALUE = re.compile(r'^    ([A-Z_]+) = "([^"]+)"(?:  # (.+))?$', re.MULTILINE)
 
 
@@ -69,28 +79,11 @@ def document() -> str:
     return "\n".join(lines)
 
 
-_HOMES_OF_PARTS = (
-    engine_start,
-    engine_records,
-    step_parts,
-    tool_records,
-    fleet_records,
-    routing_records,
-)
-
-
 def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for home in (
-            engine_start,
-            engine_records,
-            step_parts,
-            tool_records,
-            fleet_records,
-            routing_records,
-        )
+        for home in _HOMES
         for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)

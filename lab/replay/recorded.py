@@ -11,25 +11,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
-from lab.replay.recorded_adapters import (
-    ADAPTER_DECISIONS,
-    RecordedAdapter,
-    adapter_command,
-    recorded_adapters,
-)
+from lab.replay.recorded_adapters import ADAPTER_DECISIONS, RecordedAdapter, recorded_adapters
+from lab.replay.recorded_commands import command_of
+from lab.replay.recorded_kv import KV_DECISIONS, kv_command
 from service.engine.admission import Limits
-from service.engine.inbox import (
-    Cancel,
-    Command,
-    FlushCache,
-    GrammarReady,
-    Pause,
-    Resume,
-    SetLimits,
-    SetStepCost,
-    Submit,
-)
+from service.engine.inbox import Cancel, Command, Submit
 from service.engine.limits_record import limits_of, with_runtime
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
 from service.engine.prompt_output import Pooling, PromptOutput
@@ -74,6 +62,7 @@ _DECISIONS = (
     LimitsSet,
     StepRecorded,
     *ADAPTER_DECISIONS,
+    *KV_DECISIONS,
 )
 # ends that the scheduler decides; all others were commands
 _ENGINE_ENDS = _BY_END_TOKEN | {
@@ -117,6 +106,15 @@ class RecordedSequence:
             return self.block_aliases[block]
         return -1 - self.seq_id
 
+    def output_token(self, index: int, block_tokens: int) -> int:
+        """The token id that stands for output `index`: an end token for the last one, if the
+        sequence ended by one."""
+        end = self.end
+        by_token = end is not None and end.reason in _BY_END_TOKEN
+        if by_token and end is not None and index == end.output_tokens - 1:
+            return END_TOKEN
+        return self.token(self.entry.prompt_tokens + index, block_tokens)
+
     def submit(self, block_tokens: int) -> Submit:
         """The command that submits it in a replay."""
         entry = self.entry
@@ -138,6 +136,8 @@ class RecordedSequence:
             grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,
             adapter=entry.adapter,
             prompt_output=_prompt_output(entry),
+            receives_kv=entry.receives_kv if isinstance(entry, SequenceQueued) else 0,
+            sends_kv=entry.sends_kv if isinstance(entry, SequenceQueued) else 0,
         )
 
 
@@ -235,7 +235,7 @@ class _Reader:
 
     def __init__(self, started: EngineStarted) -> None:
         self._run = RecordedRun(started, limits_of(started))
-        self._commands: list[tuple[int, Command | SequenceQueued | SequenceRefused]] = []
+        self._commands: list[tuple[int, Command | Fact]] = []
         self._last_step: StepRecorded | None = None
         self._submitted_ns: dict[int, int] = {}
 
@@ -267,9 +267,9 @@ class _Reader:
             case RecordingSet():
                 run.steps_missing |= not fact.enabled
             case _:
-                command = _command_of(fact)
-                if command is not None:
-                    self._commands.append((fact_ns(fact), command))
+                command = command_of(fact)
+                if command is not None or isinstance(fact, KV_DECISIONS):
+                    self._commands.append((fact_ns(fact), command or fact))
 
     def finish(self) -> RecordedRun:
         """The run, its iterations in order of time. Facts of planning the last step may be there
@@ -284,15 +284,21 @@ class _Reader:
             iterations[step.begin_ns] = Iteration(step.begin_ns, plans=True)
         for at_ns in self._expired_between_steps():
             iterations.setdefault(at_ns, Iteration(at_ns)).plans = True
-        size = run.limits.block_tokens
         for at_ns, what in self._commands:
-            if isinstance(what, SequenceQueued | SequenceRefused):
-                command: Command = run.sequences[what.seq_id].submit(size)
-            else:
-                command = what
-            iterations.setdefault(at_ns, Iteration(at_ns)).commands.append(command)
+            command = self._command(what)
+            if command is not None:
+                iterations.setdefault(at_ns, Iteration(at_ns)).commands.append(command)
         run.iterations = sorted(iterations.values(), key=lambda iteration: iteration.at_ns)
         return run
+
+    def _command(self, what: Command | Fact) -> Command | None:
+        """A command whose contents depend on how its sequence ended is made at the end."""
+        size, sequences = self._run.limits.block_tokens, self._run.sequences
+        if isinstance(what, SequenceQueued | SequenceRefused):
+            return sequences[what.seq_id].submit(size)
+        if isinstance(what, KV_DECISIONS):
+            return kv_command(what, lambda seq_id: sequences[seq_id].output_token(0, size))
+        return cast(Command, what)
 
     def _add_aliases(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
         """Blocks that are computed again after a preemption are recorded again; a gap before them
@@ -327,24 +333,3 @@ class _Reader:
             if not place or planned[place - 1][1] < at_ns:
                 found.append(at_ns)
         return found
-
-
-def _command_of(fact: Fact) -> Command | None:
-    """The command that caused a fact; None where none did."""
-    match fact:
-        case SequencePaused():
-            return Pause(fact.seq_id)
-        case SequenceResumed():
-            return Resume(fact.seq_id)
-        case GrammarCompiled():
-            error = "refused" if fact.refused else None
-            return GrammarReady(fact.seq_id, fact.compile_ns, fact.cached, error)
-        case StepCostSet():
-            fields = SetStepCost.__struct_fields__
-            return SetStepCost(**{name: getattr(fact, name) for name in fields})
-        case LimitsSet():
-            return SetLimits(limits=fact.limits, changed=fact.changed, by=fact.by, why=fact.why)
-        case CacheFlushed():
-            return FlushCache()
-        case _:
-            return adapter_command(fact)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lab.replay.recorded import END_TOKEN, NotReplayable, RecordedRun
+from lab.replay.recorded import NotReplayable, RecordedRun
 from lab.replay.recorded_adapters import ExactAdapters
 from lab.replay.recorded_drafts import RecordedDrafts, drafts_of
 from service.engine.executor import CountedAdapters, StepFailed
@@ -28,7 +28,6 @@ from telemetry.facts.engine_records import (
     StepAborted,
     StepRecorded,
 )
-from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
@@ -171,14 +170,8 @@ def _failed(step_id: int, aborted: StepAborted | None) -> StepFailed:
 
 
 def output_token(run: RecordedRun, seq_id: int, index: int) -> int:
-    """The token id that stands for output `index` of a sequence: an end token for its last one, if
-    it ended by one."""
-    sequence = run.sequences[seq_id]
-    end = sequence.end
-    by_token = end is not None and end.reason in (EndReason.EOS, EndReason.STOP_TOKEN)
-    if by_token and end is not None and index == end.output_tokens - 1:
-        return END_TOKEN
-    return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
+    """The token id that stands for output `index` of a sequence."""
+    return run.sequences[seq_id].output_token(index, run.limits.block_tokens)
 
 
 def replay_exactly(run: RecordedRun) -> Identity:

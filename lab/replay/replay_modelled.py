@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.modelled_device import ModelledDevice
 from lab.replay.noise import Noise, NoNoise
-from lab.replay.recorded import END_TOKEN, RecordedRun, RecordedSequence
+from lab.replay.recorded import END_TOKEN, NotReplayable, RecordedRun, RecordedSequence
 from lab.replay.recorded_adapters import ModelledAdapters
 from lab.replay.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
 from lab.replay.retimed import retimed
@@ -38,7 +38,7 @@ from service.engine.inbox import (
 from service.engine.limits_record import record_of, runtime_of, with_runtime
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_records import EngineStarted, SequenceQueued
 from telemetry.facts.limits import changed_names
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
@@ -91,9 +91,13 @@ def replay_modelled(
     """Facts of the replayed run, in order of time.
 
     Raises AssertionError when limits cannot hold the longest request, LimitError when a recorded
-    change of limits is not possible with them.
+    change of limits is not possible with them, NotReplayable where KV came from or went to another
+    engine, of which this one's record says too little.
     """
     change = change or Change()
+    entries = [sequence.entry for sequence in run.sequences.values()]
+    if any(isinstance(e, SequenceQueued) and (e.receives_kv or e.sends_kv) for e in entries):
+        raise NotReplayable("prompts were computed for or by another engine: replay exactly only")
     facts = _Modelled(run, cost, change).run()
     return retimed(run, facts, change.without)
 

@@ -149,6 +149,15 @@ class SimExecutor(CountedAdapters):
         place = output_index % self._period if self._period else output_index
         return sim_token(seq_id, place, self._vocab)
 
+    def read_block(self, block: int) -> tuple[Cell | None, ...]:
+        """What a block holds, to be sent to another engine."""
+        return tuple(self._cells[block])
+
+    def write_block(self, block: int, cells: Sequence[Cell | None]) -> None:
+        """Another engine writes a block."""
+        assert len(cells) == self._block_tokens, len(cells)
+        self._cells[block] = list(cells)
+
     def launch(self, plan: Plan) -> None:
         """Check the plan and schedule its end in virtual time."""
         fails = self._fails(plan)

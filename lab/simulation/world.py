@@ -22,13 +22,16 @@ from lab.simulation.watched import Watched
 from lab.simulation.workload import Arrival
 from service.engine.admission import Limits
 from service.engine.inbox import (
+    AdmitKv,
     Cancel,
     Command,
+    FailKv,
     FlushCache,
     GrammarReady,
     Inbox,
     LoadAdapter,
     Pause,
+    ReleaseKv,
     Resume,
     SetLimits,
     SetStepCost,
@@ -264,7 +267,7 @@ class World:
                     self.inbox.put(event)
                 case SetStepCost():
                     self._put_cost(event)
-                case SetLimits() | FlushCache():
+                case SetLimits() | FlushCache() | AdmitKv() | FailKv() | ReleaseKv():
                     self.inbox.put(event)
 
     def _arrive(self, arrival: Arrival) -> None:

@@ -35,9 +35,10 @@ from telemetry.facts.reasons import StartStage
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An executor and what is known about it."""
+    """An executor, the cache that it computes with, and what is known about it."""
 
     executor: DeviceExecutor
+    cache: Pages
     spec: ModelSpec
     max_model_tokens: int
     backend: AnyBackend
@@ -113,7 +114,7 @@ def load_executor(
         compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
         executor = _executor(config, backend, decoder, cache, clock, cpu_pool, compiler)
     return LoadedEngine(
-        executor, source.spec, max_model_tokens, backend, _depth(config, backend),
+        executor, cache, source.spec, max_model_tokens, backend, _depth(config, backend),
         adapter_dtype=getattr(torch, config.dtype),
     )  # fmt: skip
 

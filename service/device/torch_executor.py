@@ -148,6 +148,8 @@ class TorchExecutor(Generic[PagesT]):
         for start in plan.started:
             self._sampler.start(start)
             self._reader.start(start)
+            if start.outputs:  # it may begin with a decode row
+                self._last_tokens[start.slot] = start.outputs[-1]
         self._copy_blocks(plan)
         forward_ns = self._clock.now_ns()
         try:

@@ -11,10 +11,11 @@ from collections import deque
 
 import msgspec
 
-from service.engine.plan import Grammar, SamplingParams
+from service.engine.plan import Grammar, Sample, SamplingParams
 from service.engine.prompt_output import PromptOutput
 from telemetry.facts.adapter_records import UnloadMode
 from telemetry.facts.engine_start import RuntimeLimits
+from telemetry.facts.fleet.kv_transfer_records import KvFault
 from telemetry.facts.reasons import EndReason
 
 
@@ -32,6 +33,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
     GrammarReady comes for it, and one with an `adapter` (0: none) until that is placed. With a
     `prompt_output` that reads every row the prefix cache is neither read nor filled.
+
+    With `receives_kv` the KV of its prompt comes from another engine, in the transfer of that
+    epoch: it waits for AdmitKv or FailKv. With `sends_kv` its blocks are kept after its end, until
+    ReleaseKv. 0: neither.
     """
 
     seq_id: int
@@ -52,6 +57,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
     prompt_output: PromptOutput | None = None
+    receives_kv: int = 0
+    sends_kv: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +160,31 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
     """Forget every cached prefix."""
 
 
+class AdmitKv(msgspec.Struct, frozen=True, tag=True):
+    """The reserved blocks of transfer `epoch` have the KV of the whole prompt, which was verified;
+    `first` is its first token. No write into them can come any more."""
+
+    seq_id: int
+    epoch: int
+    first: Sample
+
+
+class FailKv(msgspec.Struct, frozen=True, tag=True):
+    """The sequence waits no longer for KV of another engine: its prompt is computed here. Writes of
+    `epoch` may still come."""
+
+    seq_id: int
+    epoch: int
+    why: KvFault
+
+
+class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
+    """No write into blocks that were reserved for transfer `epoch`, or no read of those that were
+    kept for it, can come any more."""
+
+    epoch: int
+
+
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
     """Switch the record of steps on or off, to measure what it costs."""
 
@@ -171,6 +203,9 @@ Command = (
     | SetStepCost
     | SetLimits
     | FlushCache
+    | AdmitKv
+    | FailKv
+    | ReleaseKv
     | SetRecording
 )
 

@@ -24,13 +24,16 @@ from service.engine.adapters.orders import (
 )
 from service.engine.executor import DeviceFailure, Executor, StepFailed
 from service.engine.inbox import (
+    AdmitKv,
     Cancel,
     Command,
+    FailKv,
     FlushCache,
     GrammarReady,
     Inbox,
     LoadAdapter,
     Pause,
+    ReleaseKv,
     Resume,
     SetLimits,
     SetRecording,
@@ -162,6 +165,12 @@ class EngineLoop:
                     scheduler.set_limits(command)
                 case FlushCache():
                     scheduler.flush_cache()
+                case AdmitKv():
+                    scheduler.remote_kv.received.admit(command)
+                case FailKv():
+                    scheduler.remote_kv.received.fail(command)
+                case ReleaseKv():
+                    scheduler.remote_kv.release(command)
                 case SetRecording():
                     self._recording = command.enabled
                     self._lane.append(RecordingSet(now_ns, command.enabled))

@@ -85,10 +85,11 @@ class Grammar(msgspec.Struct, frozen=True):
 class SlotStart:
     """A sequence takes a slot of the executor (first admission, or after preemption).
 
-    `outputs` are the tokens it had generated before; penalties count them and the
-    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `prompt_output`
-    is what its chunks' `reads` are for. `adapter` is the number under which a LoRA adapter was
-    placed on the executor, 0 for the base model.
+    `outputs` are the tokens it had generated before; penalties count them and the prompt. Its first
+    row may be a decode row, of the last of them: its KV came from another engine. Until
+    `min_tokens` outputs exist, `end_token_ids` must not be sampled. `prompt_output` is what its
+    chunks' `reads` are for. `adapter` is the number under which a LoRA adapter was placed on the
+    executor, 0 for the base model.
     """
 
     slot: int

@@ -12,6 +12,8 @@ from service.engine.kv.blocks import blocks_for
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
 from service.engine.plan_builder import PlanBuilder
+from service.engine.remote_kv.received import ReceivedKv
+from service.engine.remote_kv.starting import start_received
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request, Status
@@ -26,13 +28,19 @@ class Planner:
     """Holds every `if` about which sequence runs; the sequence table makes the moves."""
 
     def __init__(
-        self, limits: Limits, table: SequenceTable, prefix: PrefixCache, log: FactLog
+        self,
+        limits: Limits,
+        table: SequenceTable,
+        prefix: PrefixCache,
+        received: ReceivedKv,
+        log: FactLog,
     ) -> None:
         self.limits = limits
         self.cost = StepCost()
         self._table = table
         self._prefix = prefix
         self._pool = prefix.pool
+        self._received = received
         self._log = log
         self._targets = Targets()
         self._unrecorded_preemptions: list[int] = []
@@ -83,6 +91,7 @@ class Planner:
         builder = PlanBuilder(max(self.limits.step_tokens, len(self._table.running)))
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
         self._plan_decodes(builder, now_ns)
+        start_received(self._received, self._table, self.limits, builder)
         self._add_draft_tokens(builder, now_ns)
         self._limit_prompts(builder, now_ns)
         self._plan_prefills(builder, now_ns)

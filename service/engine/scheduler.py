@@ -8,10 +8,9 @@ Sarathi-Serve, Agrawal et al., OSDI 2024), in order of arrival or of fair shares
 the last in the order of service. A preempted sequence is admitted again later, and computes
 again what the prefix cache no longer has of it.
 
-Steps may overlap: `plan` can be called before the last plan's outcome is committed.
-Then counts such as `in_flight_samples` include steps that are launched, and a row whose
-request ended meanwhile is dropped at commit. Freed blocks and slots may be reused at
-once, because the executor runs steps in order.
+Steps may overlap: `plan` can be called before the last plan's outcome is committed. Then counts
+such as `in_flight_samples` include launched steps, and a row whose request ended meanwhile is
+dropped at commit. Freed blocks and slots may be reused at once: the executor runs steps in order.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from service.engine.inbox import GrammarReady, SetLimits, SetStepCost, Submit
 from service.engine.limits_record import with_runtime
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
+from service.engine.remote_kv.desk import RemoteKv
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.prefix_blocks import prefix_cache_of
 from service.engine.sequences.request import Request, Status
@@ -84,7 +84,8 @@ class Scheduler:
         self.table = SequenceTable(limits, self.prefix, self.log)
         self._blocks, self._counters = self.table.blocks, self.table.counters
         self.adapters = AdapterDesk(limits.adapter_bytes, limits.max_adapters, self.table, self.log)
-        self._planner = Planner(limits, self.table, self.prefix, self.log)
+        self.remote_kv = RemoteKv(limits, self.table, self.prefix, self.log)
+        self._planner = Planner(limits, self.table, self.prefix, self.remote_kv.received, self.log)
         self.cost = self._planner.cost
         self._deadlines: list[tuple[int, int]] = []
 
@@ -116,9 +117,8 @@ class Scheduler:
     def submit(self, command: Submit, now_ns: int) -> None:
         """Queue a request, or end it at once with the reason of its refusal."""
         queue = self.table.queue
-        load = QueueLoad(
-            requests=len(queue), tokens=queue.tokens, of_tenant=queue.waiting_of(command.tenant)
-        )
+        of_tenant = queue.waiting_of(command.tenant)
+        load = QueueLoad(requests=len(queue), tokens=queue.tokens, of_tenant=of_tenant)
         request = Request(command)
         least_outputs = min(1, command.max_tokens)
         reason = refusal(self.limits, len(command.prompt), load, least_outputs)
@@ -127,11 +127,12 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
-        unloaded = self.adapters.refusal(command)
-        if unloaded is not None:
+        if (unloaded := self.adapters.refusal(command)) is not None:
             self.table.refuse(request, EndReason.ADAPTER_UNLOADED, unloaded)
             return
-        if self.limits.refuse_late and self.has_live:  # an idle engine has nothing better to do
+        request.awaits_kv = command.receives_kv > 0
+        # an idle engine has nothing better to do
+        if self.limits.refuse_late and self.has_live and not request.awaits_kv:
             late_ns = self._planner.late_by_ns(request, now_ns)
             if late_ns > 0:
                 alone = is_late(request, now_ns, self._planner.cost.prompt_token_ns)
@@ -144,29 +145,29 @@ class Scheduler:
         self.table.add(request, now_ns)
         if request.awaits_adapter:
             self.adapters.queued(request)
+        if request.awaits_kv:
+            self.remote_kv.received.reserve(request, now_ns)
         self._planner.submitted(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """End a sequence; one that is unknown or has ended already is left alone."""
-        request = self.table.live.get(seq_id)
-        if request is not None:
+        if (request := self.table.live.get(seq_id)) is not None:
             self.table.end(request, reason)
 
     def pause(self, seq_id: int) -> None:
         """Generate nothing for a sequence until it resumes."""
-        request = self.table.live.get(seq_id)
-        if request is None or request.paused:
+        if (request := self.table.live.get(seq_id)) is None or request.paused:
             return
         request.paused = True
         if request.status is Status.WAITING:
             self.table.queue.block(request)
+            self.remote_kv.received.paused(request)
         self._record(SequencePaused, seq_id)
 
     def resume(self, seq_id: int, now_ns: int) -> None:
-        request = self.table.live.get(seq_id)
-        if request is None or not request.paused:
+        if (request := self.table.live.get(seq_id)) is None or not request.paused:
             return
         request.paused = False
         if request.status is Status.WAITING and not request.blocked:
@@ -221,8 +222,7 @@ class Scheduler:
     def flush_cache(self) -> None:
         """Forget every cached prefix; running sequences keep their blocks to themselves."""
         blocks = self.prefix.flush()
-        step_id = self.log.next_step_id
-        self.log.record(partial(CacheFlushed, step_id=step_id, blocks=blocks))
+        self.log.record(partial(CacheFlushed, step_id=self.log.next_step_id, blocks=blocks))
 
     # One step
 
@@ -239,6 +239,7 @@ class Scheduler:
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
         """Apply the outcome of a launched plan."""
         self.adapters.finished()
+        self.remote_kv.received.committed(plan.step_id)
         self.prefix.copied(plan.copies)
         self._planner.cost.learn(plan, outcome)
         rows = plan.sampled_rows
@@ -261,6 +262,7 @@ class Scheduler:
         """The plan could not be computed: its sequences end, the others go on. Blocks that it
         was to load from CPU memory may hold anything, so the prefix cache is flushed."""
         self.adapters.finished()
+        self.remote_kv.received.committed(plan.step_id)
         ending = [row.seq_id for row in plan.rows if row.seq_id in self.table.live]
         self.log.record(
             partial(
@@ -342,6 +344,7 @@ class Scheduler:
             return
         known = min(row.start + inputs, request.known_tokens)
         self._blocks.register_computed(request, known)
+        self.remote_kv.sent.computed(request, known)
 
     def _record(self, fact: type[SequencePaused | SequenceResumed], seq_id: int) -> None:
         self.log.record(partial(fact, seq_id=seq_id, step_id=self.log.next_step_id))

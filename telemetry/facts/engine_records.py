@@ -82,8 +82,8 @@ class SequenceQueued(_Fact, frozen=True):
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
     `received_ns` is when the process of an attached engine received it; None: not known. With
     `prompt_logprobs` its prompt is scored, with that many alternatives a token; with `pooling` it
-    is an embedding, pooled so. Neither: None. It computes with `adapter`, 0 for none, and waits for
-    it if it `awaits_adapter`.
+    is an embedding, pooled so. It computes with `adapter`, 0 for none, and waits for it if it
+    `awaits_adapter`. KV of its prompt comes in transfer `receives_kv`, or goes in `sends_kv`.
     """
 
     seq_id: int
@@ -104,6 +104,8 @@ class SequenceQueued(_Fact, frozen=True):
     pooling: str | None = None
     adapter: int = 0
     awaits_adapter: bool = False
+    receives_kv: int = 0
+    sends_kv: int = 0
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -143,7 +145,7 @@ class SequenceAdmitted(_Fact, frozen=True):
 
 
 class SequencePaused(_Fact, frozen=True):
-    """The sequence's client reads too slowly; nothing is generated for it until it resumes."""
+    """The sequence's client reads too slowly; nothing is generated until it resumes."""
 
     seq_id: int
     at_ns: int
@@ -219,9 +221,8 @@ class CacheFlushed(_Fact, frozen=True):
 
 
 class SequenceEnded(_Fact, frozen=True):
-    """The terminal fact of a sequence in the engine; its blocks are free. `blocks` is only in older
-    journals, whose steps have no `blocks_sealed`: the aliases of its full blocks after those of its
-    prompt."""
+    """The terminal fact of a sequence in the engine. `blocks` is only in older journals, whose
+    steps have no `blocks_sealed`: aliases of its full blocks after those of its prompt."""
 
     seq_id: int
     at_ns: int
@@ -304,10 +305,8 @@ class StepRecorded(_Fact, frozen=True):
 
 
 class EngineIdled(_Fact, frozen=True):
-    """The engine has nothing to run; its gauges at that moment.
-
-    Without it, a cancellation that ends the last sequence would not be seen: no step follows.
-    """
+    """The engine has nothing to run; its gauges then. Without it, a cancellation that ends the last
+    sequence would not be seen: no step follows."""
 
     at_ns: int
     running: int

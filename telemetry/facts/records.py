@@ -1,6 +1,6 @@
 """The gateway's facts, and all facts in one union; the engine's are in
-`telemetry.facts.engine_records` and `adapter_records` there, the machine's in
-`telemetry.facts.host_records`, those about other machines in `telemetry.facts.fleet_records`.
+`telemetry.facts.engine_records`, `adapter_records` and `kv_transfer_records` there, the machine's
+in `host_records`, those about other machines in `fleet_records`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -45,6 +45,7 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
+from telemetry.facts.fleet.kv_transfer_records import KvTransferFact
 from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
@@ -306,6 +307,7 @@ Fact = (
     | RequestRouted
     | RouteRefused
     | RouteEnded
+    | KvTransferFact
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,8 +15,8 @@ TOTAL = 12
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
-    """Tables come and go, share blocks, leave contents behind; the pool must agree with a
-    reference count and with a dictionary of what is cached, oldest first."""
+    """Tables come and go, share blocks, leave contents behind, and blocks are in quarantine; the
+    pool must agree with a reference count and with a dictionary of what is cached, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +25,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.tables: list[list[int]] = []
         self.kept: set[int] = set()
         self.cached: dict[int, None] = {}
+        self.apart: dict[int, list[int]] = {}
+        self.epochs = 0
 
     def references(self) -> dict[int, int]:
         counted: dict[int, int] = {}
@@ -33,22 +37,47 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, TOTAL + 2))
     def allocate(self, count: int) -> None:
-        in_use = self.references()
+        table = self.take(count, self.pool.allocate)
+        if table is not None:
+            self.tables.append(table)
+
+    @rule(count=st.integers(0, TOTAL + 2))
+    def quarantine(self, count: int) -> None:
+        self.epochs += 1
+        epoch = self.epochs
+        blocks = self.take(count, lambda wanted: self.pool.quarantine(wanted, epoch))
+        if blocks is not None:
+            self.apart[epoch] = blocks
+
+    @precondition(lambda self: self.apart)
+    @rule(data=st.data(), taken=st.booleans())
+    def end_quarantine(self, data: st.DataObject, taken: bool) -> None:
+        epoch = data.draw(st.sampled_from(sorted(self.apart)))
+        blocks = self.apart.pop(epoch)
+        if taken:
+            self.pool.adopt(blocks, epoch)
+            self.tables.append(blocks)
+        else:
+            self.pool.end_quarantine(blocks, epoch)
+
+    def take(self, count: int, give: Callable[[int], list[int]]) -> list[int] | None:
+        """Blocks that nobody has; None if there are too few."""
+        in_use = set(self.references()).union(*self.apart.values())
         if count > TOTAL - len(in_use):
             with pytest.raises(OutOfBlocks):
-                self.pool.allocate(count)
-            return
+                give(count)
+            return None
         free = TOTAL - len(in_use) - len(self.cached)
         oldest = list(self.cached)[: max(0, count - free)]
-        table = self.pool.allocate(count)
+        table = give(count)
         assert len(set(table)) == count
-        assert not set(table) & set(in_use)
+        assert not set(table) & in_use
         assert self.evicted == oldest, "the least recently used go first, and only if needed"
         for block in oldest:
             del self.cached[block]
             self.kept.discard(block)
         self.evicted.clear()
-        self.tables.append(table)
+        return table
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
@@ -93,7 +122,10 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.pool.used == len(self.references())
         assert self.pool.cached == len(self.cached)
-        assert self.pool.available == TOTAL - self.pool.used
+        assert self.pool.quarantined == sum(map(len, self.apart.values()))
+        assert self.pool.available == TOTAL - self.pool.used - self.pool.quarantined
+        for epoch, blocks in self.apart.items():
+            assert {self.pool.epoch_of(block) for block in blocks} <= {epoch}
         self.pool.check(self.tables)
 
 

@@ -108,6 +108,8 @@ class CudaExecutor:
             self._sampler.start(start)
             self._reader.start(start)
             self._slots.reset(start.slot)
+            if start.outputs:  # it may begin with a decode row
+                self._slots.last_tokens[start.slot] = start.outputs[-1]
         self._slot_adapters.follow(plan)
         span = self._device_clock.begin()
         forward_ns = self._clock.now_ns()

@@ -153,6 +153,11 @@ class PrefixCache:
         self._now_ns = now_ns
         return self.pool.allocate(count)
 
+    def reserve(self, count: int, epoch: int, now_ns: int) -> list[int]:
+        """`count` blocks for another engine to write, in quarantine. Raises OutOfBlocks."""
+        self._now_ns = now_ns
+        return self.pool.quarantine(count, epoch)
+
     def register(self, digest: bytes, block: int, tenant: str, depth: int = 0) -> None:
         """`block` has the computed contents with this digest, and may be shared from now on. It is
         the `depth`-th of its chain, from 1; 0: not known."""
@@ -186,6 +191,16 @@ class PrefixCache:
         for copy in copies:
             if self._unready.get(copy.host_slot) is copy:
                 del self._unready[copy.host_slot]
+
+    @property
+    def has_offload(self) -> bool:
+        """Whether evicted blocks are copied to CPU memory, by the next step."""
+        return self._offload is not None
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next launched step has copies to make."""
+        return bool(self._copies)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies that the next launched step must make first, in this order."""

@@ -19,6 +19,7 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     SequenceRefused,
 )
+from telemetry.facts.fleet.kv_transfer_records import KvHeld
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.facts.step_parts import BlocksSealed
@@ -50,8 +51,17 @@ class FactLog:
     def queued(self, request: Request, blocks: tuple[int, ...] | None) -> None:
         """Record that the queue has taken a sequence; `blocks` are aliases of its prompt's."""
         fields = self._submission(request.submit)
-        awaits = request.awaits_adapter
-        self.record(partial(SequenceQueued, blocks=blocks, awaits_adapter=awaits, **fields))
+        submit = request.submit
+        self.record(
+            partial(
+                SequenceQueued,
+                blocks=blocks,
+                awaits_adapter=request.awaits_adapter,
+                receives_kv=submit.receives_kv,
+                sends_kv=submit.sends_kv,
+                **fields,
+            )
+        )
 
     def refused(self, submit: Submit) -> None:
         """Record that the queue has not taken a sequence."""
@@ -88,6 +98,11 @@ class FactLog:
         )
         if emit:
             self.emit(Emission(request.seq_id, None, reason, detail))
+
+    def held(self, seq_id: int, epoch: int, blocks: int) -> None:
+        """Record that the blocks of a sequence are kept to be sent in transfer `epoch`."""
+        step_id = self.next_step_id
+        self.record(partial(KvHeld, seq_id=seq_id, step_id=step_id, epoch=epoch, blocks=blocks))
 
     def take_facts(self, now_ns: int) -> list[Fact]:
         """Facts since the last call, all stamped `now_ns`."""

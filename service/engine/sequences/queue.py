@@ -1,7 +1,7 @@
 """The waiting queue: a queue for each priority class and tenant, and the order between them.
 
-    blocked       its grammar is not compiled, its adapter is not placed, or its client reads too
-                  slowly: others pass it
+    blocked       its grammar is not compiled, its adapter is not placed, its KV comes from another
+                  engine, or its client reads too slowly: others pass it
     queued        in the queue of its class and tenant, in order of arrival
 
 In the order of the SLO there is a queue for each first-token target too, and one for requests that

@@ -12,6 +12,8 @@ sampled from a prefill chunk. The first `cached_blocks` blocks are in the prefix
 key that it was admitted with: `admitted_class`, and `admitted_service`, its tenant's service at
 that moment. `late` marks a waiting one that could not meet its first-token target any more. The
 scores of `scored_tokens` rows of its prompt are in a launched step; they are not computed again.
+One that `awaits_kv` has the blocks of its prefix hits while it waits, and all of its prompt's when
+the KV has come (`service.engine.remote_kv`).
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Request:
     late: bool = False
     awaits_grammar: bool = False
     awaits_adapter: bool = False
+    awaits_kv: bool = False
     paused: bool = False
     cache_root: bytes = b""
     digests: list[bytes] = field(default_factory=list)
@@ -92,9 +95,10 @@ class Request:
 
     @property
     def blocked(self) -> bool:
-        """Whether it cannot be scheduled for a reason of its own: its grammar is not compiled,
-        its adapter is not placed, or its client reads too slowly. Other requests pass it."""
-        return self.awaits_grammar or self.awaits_adapter or self.paused
+        """Whether it cannot be scheduled for a reason of its own: its grammar is not compiled, its
+        adapter is not placed, its KV comes from another engine, or its client reads too slowly.
+        Other requests pass it."""
+        return self.awaits_grammar or self.awaits_adapter or self.awaits_kv or self.paused
 
     @property
     def cacheable(self) -> bool:

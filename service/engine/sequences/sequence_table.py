@@ -16,7 +16,7 @@ from service.engine.sequences.prefix_blocks import PrefixBlocks
 from service.engine.sequences.queue import WaitingQueue
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.slot_pool import SlotPool
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, Outcome
 
 
 class SequenceTable:
@@ -39,6 +39,7 @@ class SequenceTable:
         )
         self.running: list[Request] = []
         self.live: dict[int, Request] = {}
+        self.held: dict[int, list[int]] = {}  # by transfer: blocks that are kept to be sent
         self._arrivals = 0
 
     def set_limits(self, limits: Limits) -> None:
@@ -97,10 +98,27 @@ class SequenceTable:
             self.counters.add_prefill(request.submit.tenant, fresh)
         self.running.append(request)
         self._log.admitted(request, len(match.host_digests) * size, match.ghost_blocks * size)
-        submit = request.submit
         if request.cacheable:
             cached = hit_blocks + match.ghost_blocks
-            self.blocks.record_sealed(request, min(cached, len(submit.prompt) // size))
+            self.blocks.record_sealed(request, min(cached, len(request.submit.prompt) // size))
+        return self._slot_start(request)
+
+    def start_received(self, request: Request) -> SlotStart:
+        """Move a waiting request that has the KV of its whole prompt to the running set."""
+        self.queue.remove(request)
+        request.awaits_kv = False
+        request.status = Status.RUNNING
+        request.slot = self.slots.take()
+        request.prefill_tokens = request.computed_tokens
+        request.admitted_class = request.submit.priority
+        request.admitted_service = self.counters.service_of(request.submit.tenant)
+        self.running.append(request)
+        self._log.admitted(request, 0, 0)
+        return self._slot_start(request)
+
+    def _slot_start(self, request: Request) -> SlotStart:
+        submit = request.submit
+        assert request.slot is not None
         return SlotStart(
             slot=request.slot,
             seq_id=request.seq_id,
@@ -134,16 +152,27 @@ class SequenceTable:
         """Remove a live request and free its slot and blocks. `emit` and `detail`: see
         `FactLog.ended`."""
         if request.status is Status.RUNNING:
+            if self._is_to_be_sent(request, reason):
+                self._hold(request)
             self._leave_running(request)
         else:
             self.queue.remove(request)
+            self.give_up_blocks(request)
         request.status = Status.ENDED
         del self.live[request.seq_id]
         self._log.ended(request, reason, emit, detail)
 
+    def give_up_blocks(self, request: Request) -> None:
+        """Free what a waiting request has of KV that came from elsewhere; what is cached stays."""
+        self._prefix.pool.release(request.blocks)
+        request.blocks = []
+        request.awaits_kv = False
+        request.computed_tokens = request.cached_blocks = 0
+
     def check(self) -> None:
         """Walk all state; raises AssertionError with the numbers when it is inconsistent."""
-        self._prefix.pool.check(request.blocks for request in self.live.values())
+        tables = [request.blocks for request in self.live.values()]
+        self._prefix.pool.check([*tables, *self.held.values()])
         self._prefix.check()
         waiting = list(self.queue)
         assert len(self.live) == len(self.running) + len(waiting), "a live request is nowhere"
@@ -165,6 +194,17 @@ class SequenceTable:
             if r.in_prefill and not r.paused and r.admitted_class <= request.submit.priority
         ]
         return min([*active, *([] if waiting is None else [waiting])], default=None)
+
+    def _is_to_be_sent(self, request: Request, reason: EndReason) -> bool:
+        epoch = request.submit.sends_kv
+        return epoch > 0 and epoch not in self.held and reason.outcome is Outcome.FINISHED
+
+    def _hold(self, request: Request) -> None:
+        """Keep the blocks of a sequence that ends, to be sent to another engine."""
+        epoch = request.submit.sends_kv
+        self.held[epoch] = list(request.blocks)
+        self._prefix.pool.retain(request.blocks)
+        self._log.held(request.seq_id, epoch, len(request.blocks))
 
     def _leave_running(self, request: Request) -> None:
         """Free slot and blocks."""

@@ -1,4 +1,5 @@
 """Facts of a fleet.
 
-routing_records     engines of a fleet, and where requests were sent
+routing_records         engines of a fleet, and where requests were sent
+kv_transfer_records     KV blocks that go from one engine to another
 """

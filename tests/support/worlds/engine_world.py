@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from lab.simulation.sim_executor import LinearCost, SimExecutor
+from lab.simulation.sim_executor import Cell, LinearCost, SimExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Inbox, Submit
 from service.engine.loop import EngineLoop
@@ -52,7 +52,8 @@ class World:
         self.scheduler = Scheduler(self.limits)
         self.inbox = Inbox()
         self.lane = Lane()
-        executor = SimExecutor(
+        self.depth = depth
+        self._executor = SimExecutor(
             self.clock,
             blocks_total,
             block_tokens,
@@ -61,7 +62,7 @@ class World:
             score_row_ns=score_row_ns,
         )
         self.loop = EngineLoop(
-            self.scheduler, executor, self.inbox, self.lane, self.clock, depth=depth
+            self.scheduler, self._executor, self.inbox, self.lane, self.clock, depth=depth
         )
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[EndReason]] = defaultdict(list)
@@ -90,6 +91,14 @@ class World:
             )
         )
         return seq_id
+
+    def true_token(self, seq_id: int, output_index: int) -> int:
+        return self._executor.token(seq_id, output_index)
+
+    def write(self, block: int, seq_id: int, tokens: list[int]) -> None:
+        """Another engine writes a block: the KV of `tokens`, and nothing after it."""
+        rest = self.limits.block_tokens - len(tokens)
+        self._executor.write_block(block, [*(Cell(t, seq_id) for t in tokens), *[None] * rest])
 
     def cancel(self, seq_id: int, reason: EndReason = EndReason.DISCONNECT) -> None:
         self.inbox.put(Cancel(seq_id, reason))

@@ -1,0 +1,1 @@
+"""Prefill and decode apart: many simulated worlds, and two real engines in one process."""

@@ -1,0 +1,223 @@
+"""Two engines that do both, against one that computes prompts and one that decodes: at which rate
+do nine of ten requests still meet both targets?
+
+    python -m benchmarks.disaggregated.goodput
+
+In virtual time, with the production scheduler and protocol, and with the costs of a step that
+`benchmarks.disaggregated.real` measured, as if each engine had a machine of its own and a link of
+1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
+inter-token target; the better one counts. `by_rule` is the pair in which each prompt goes the way
+that `service.fleet.transfer.split` predicts to be the cheaper one. A claim in kind (DistServe,
+Zhong et al., OSDI 2024), not a figure of any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lab.fleet.disaggregated.network import LinkModel
+from lab.fleet.disaggregated.node import SimNode
+from lab.fleet.disaggregated.scenario import MS, SECOND, Ask, Scenario
+from lab.fleet.disaggregated.world import World
+from service.engine.admission import Limits
+from service.engine.inbox import SetStepCost, Submit
+from service.engine.plan import Emission, Plan
+from service.fleet.transfer.decode_side import DecodePatience
+from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.split import LinkCost, PrefillPlace, choose
+from telemetry.costs.step_load import attention_pairs
+from telemetry.facts.fleet.kv_transfer_records import Way
+
+FOLDER = Path(__file__).parents[1] / "results"
+COSTS, RESULTS = FOLDER / "disaggregated_real.json", FOLDER / "disaggregated_goodput.json"
+BLOCK_TOKENS, BLOCK_NS = 16, 370_000  # a block of the default model in bf16, at 1 GB/s
+REQUESTS, GOOD = 120, 0.9
+LINK = LinkCost(token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=0.14)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cost of a step as it was fitted; implements `lab.simulation.sim_executor.Cost`."""
+
+    fitted: SetStepCost
+
+    def step_ns(self, plan: Plan) -> int:
+        cost = self.fitted
+        context = sum(row.start for row in plan.decodes)
+        total_ns: float = cost.decode_step_ns(len(plan.decodes), context)
+        for chunk in plan.prefills:
+            tokens = len(chunk.tokens)
+            pairs = attention_pairs(tokens, chunk.start)
+            total_ns += cost.prefill_token_ns * tokens + cost.pair_ns * pairs
+        return round(total_ns + (cost.mixed_ns if plan.prefills else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What is asked for. Targets are multiples of what an idle engine takes."""
+
+    name: str
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    ttft_times: float
+    tpot_times: float
+
+
+MIXES = (
+    Mix("long prompts, tight between tokens", (400, 1200), (30, 90), 4.0, 2.0),
+    Mix("long prompts, loose between tokens", (400, 1200), (30, 90), 4.0, 12.0),
+    Mix("short prompts, long answers", (20, 80), (60, 180), 8.0, 3.0),
+)
+
+
+class Timed(World):
+    """A world that notes when each token was known, and does not walk pools after each step."""
+
+    most_events = 10_000_000
+
+    def __init__(self, scenario: Scenario, by_rule: bool) -> None:
+        self.token_ns: dict[int, list[int]] = defaultdict(list)
+        self.by_rule = by_rule
+        self.ways: Counter[Way] = Counter()
+        super().__init__(scenario)
+        self.invariants.after_iteration = lambda node: None  # type: ignore[method-assign]
+        for node in self.decodes + self.prefills:
+            node.send(scenario.cost.fitted)  # type: ignore[attr-defined]
+
+    def emitted(self, node: SimNode, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            if emission.sample is not None:
+                self.token_ns[emission.seq_id].append(self.events.now_ns)
+        super().emitted(node, emissions)
+
+    def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
+        """With `by_rule` each prompt goes the way that is predicted to be the cheaper one."""
+        if self.by_rule:
+            cost = self.scenario.cost.fitted  # type: ignore[attr-defined]
+            here, there = (place_of(one, cost) for one in (node, self.prefills[0]))
+            way = choose(len(submit.prompt), here, there, LINK).way
+            self.ways[way] += 1
+            remote = way is Way.REMOTE
+        super()._submit(node, submit, remote)
+
+
+def place_of(node: SimNode, cost: SetStepCost) -> PrefillPlace:
+    """What the rule knows of an engine; nothing is cached, because no two prompts are alike."""
+    running = node.scheduler.table.running
+    decoding = [one for one in running if not one.in_prefill]
+    begun = sum(one.prefill_tokens - one.computed_tokens for one in running if one.in_prefill)
+    return PrefillPlace(
+        cost=cost,
+        cached_tokens=0,
+        waiting_tokens=node.scheduler.waiting_tokens + begun,
+        residents=len(decoding),
+        context_tokens=sum(one.computed_tokens for one in decoding),
+        chunk_tokens=512,
+    )
+
+
+def limits_of(tpot_ns: int | None) -> Limits:
+    return Limits(
+        block_tokens=BLOCK_TOKENS, blocks_total=4_000, max_model_tokens=2_048, max_seqs=64,
+        budget_tokens=512, chunked_prefill=True, queue_limit_requests=10_000,
+        queue_limit_tokens=10**9, cache_identity="default",
+        itl_target_ns=tpot_ns, auto_budget=tpot_ns is not None,
+    )  # fmt: skip
+
+
+def asks_of(mix: Mix, rate: float, remote: bool) -> tuple[Ask, ...]:
+    random, at_ns, asks = Random(7), 0.0, list[Ask]()
+    for _ in range(REQUESTS):
+        at_ns += random.expovariate(rate) * SECOND
+        tokens = random.randint(*mix.prompt_tokens)
+        prompt = tuple(random.randrange(1000) for _ in range(tokens))
+        outputs = random.randint(*mix.output_tokens)
+        asks.append(Ask(at_ns=round(at_ns), prompt=prompt, max_tokens=outputs, remote=remote))
+    return tuple(asks)
+
+
+def targets_of(mix: Mix, cost: SetStepCost) -> tuple[float, float]:
+    """(first token, between tokens) in nanoseconds: of the middle prompt, alone."""
+    tokens = sum(mix.prompt_tokens) // 2
+    steps = -(-tokens // 512)
+    alone_ns = steps * (cost.base_ns + cost.mixed_ns) + tokens * cost.prefill_token_ns
+    alone_ns += round(cost.pair_ns * attention_pairs(tokens, 0))
+    return mix.ttft_times * alone_ns, mix.tpot_times * cost.decode_step_ns(1, tokens)
+
+
+def share_good(mix: Mix, cost: SetStepCost, rate: float, layout: str) -> float:
+    """The share of requests that meet both targets."""
+    ttft_ns, tpot_ns = targets_of(mix, cost)
+    apart = layout in ("apart", "by_rule")
+    asks = asks_of(mix, rate, apart)
+    world = Timed(
+        Scenario(
+            seed=1, asks=asks, limits=limits_of(int(tpot_ns) if layout == "paced" else None),
+            link=LinkModel(jitter_ns=0, block_ns=BLOCK_NS), cost=Measured(cost),
+            prefills=1 if apart else 0, decodes=1 if apart else 2,
+            decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
+            prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
+        ),
+        layout == "by_rule",
+    )  # fmt: skip
+    world.run()
+    good = 0
+    for seq_id, ask in enumerate(asks):
+        stamps = world.token_ns[seq_id]
+        gaps = len(stamps) - 1
+        tpot = (stamps[-1] - stamps[0]) / gaps if gaps else 0.0
+        good += stamps[0] - ask.at_ns <= ttft_ns and tpot <= tpot_ns
+    return good / len(asks)
+
+
+def goodput(mix: Mix, cost: SetStepCost, layout: str) -> float:
+    """The highest rate, in requests a second for both engines together, to within 4 %."""
+    low, high = 0.0, 0.05
+    while share_good(mix, cost, high, layout) >= GOOD and high < 1_000:
+        low, high = high, 2 * high
+    while low and high / low > 1.04:
+        middle = (low + high) / 2
+        if share_good(mix, cost, middle, layout) >= GOOD:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--costs", type=Path, default=COSTS, help="what `real` has written")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
+    found: list[dict[str, Any]] = []
+    for mix in MIXES:
+        rates = {name: goodput(mix, cost, name) for name in ("fixed", "paced", "apart", "by_rule")}
+        together = max(rates["fixed"], rates["paced"])
+        ttft_ns, tpot_ns = targets_of(mix, cost)
+        found.append(
+            {
+                "mix": mix.name,
+                "targets_ms": [round(ttft_ns / MS), round(tpot_ns / MS)],
+                "requests_per_s": {name: round(rate, 3) for name, rate in rates.items()},
+                "over_together": {
+                    name: round(rates[name] / together, 2) if together else None
+                    for name in ("apart", "by_rule")
+                },
+            }
+        )
+        print(json.dumps(found[-1]), flush=True)
+    chosen.out.write_text(json.dumps({"good_share": GOOD, "mixes": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Where a prompt is computed: by the engine that decodes it, or by another that sends the blocks.
+
+Both ways are predicted from the fitted cost of a step, and the cheaper one is taken:
+
+    local     its queue, then its prompt in chunks beside the sequences that decode there; and the
+              harm: each of these waits for every chunk
+    remote    the queue there, its prompt in chunks, what of the transfer no chunk hides, the
+              comparison of the digests, and a step of the sequences that decode here
+
+A tie is local: it needs nobody else. That it is the uncached part of a prompt that counts is
+llm-d's rule; that the load of the decoders does is Dynamo's. Here both follow from the prediction.
+
+Pure. What was predicted is a fact (KvSplitChosen), so that regret can be computed afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from service.engine.inbox import SetStepCost
+from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen, Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPlace:
+    """An engine that could compute the prompt. `cached_tokens` of it are in its prefix cache;
+    `waiting_tokens` of other prompts come first; `residents` sequences decode there, which attend
+    to `context_tokens` together; a step takes at most `chunk_tokens` of prompts."""
+
+    cost: SetStepCost
+    cached_tokens: int
+    waiting_tokens: int
+    residents: int
+    context_tokens: int
+    chunk_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """The way between two engines: bytes of a token, their rate, how long a message takes, and how
+    long a byte takes to be compared with its digest."""
+
+    token_bytes: int
+    bytes_per_ns: float
+    delay_ns: int
+    digest_byte_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What both ways are predicted to take until the first token, and which is taken."""
+
+    way: Way
+    local_ns: int
+    harm_ns: int
+    remote_ns: int
+    exposed_ns: int
+
+    def fact(
+        self,
+        seq_id: int,
+        at_ns: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        remote_cached_tokens: int,
+    ) -> KvSplitChosen:
+        """The record of the choice."""
+        return KvSplitChosen(
+            seq_id=seq_id,
+            at_ns=at_ns,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            remote_cached_tokens=remote_cached_tokens,
+            way=self.way,
+            local_ns=self.local_ns,
+            harm_ns=self.harm_ns,
+            remote_ns=self.remote_ns,
+            exposed_ns=self.exposed_ns,
+        )
+
+
+def choose(prompt_tokens: int, local: PrefillPlace, remote: PrefillPlace, link: LinkCost) -> Split:
+    """Predict both ways for a prompt. The decode engine need not get blocks that it has."""
+    local_ns = _queue_ns(local) + sum(_chunk_ns(local, c) for c in _chunks(local, prompt_tokens))
+    harm_ns = sum(_prompt_ns(local, chunk) for chunk in _chunks(local, prompt_tokens))
+    harm_ns *= local.residents
+    computed_ns, exposed_ns = _remote(prompt_tokens, local.cached_tokens, remote, link)
+    sent_bytes = max(0, prompt_tokens - local.cached_tokens) * link.token_bytes
+    decode_ns = local.cost.decode_step_ns(local.residents, local.context_tokens)
+    wait_ns = decode_ns if local.residents else 0
+    remote_ns = _queue_ns(remote) + computed_ns + exposed_ns + wait_ns
+    remote_ns += 2 * link.delay_ns + sent_bytes * link.digest_byte_ns
+    way = Way.REMOTE if round(remote_ns) < round(local_ns + harm_ns) else Way.LOCAL
+    return Split(way, round(local_ns), round(harm_ns), round(remote_ns), round(exposed_ns))
+
+
+def _chunks(place: PrefillPlace, prompt_tokens: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each chunk; the last token is computed even where all is cached."""
+    begin = min(place.cached_tokens, prompt_tokens - 1)
+    while begin < prompt_tokens:
+        end = min(prompt_tokens, begin + place.chunk_tokens)
+        yield begin, end
+        begin = end
+
+
+def _prompt_ns(place: PrefillPlace, chunk: tuple[int, int]) -> float:
+    """What a chunk adds to a step."""
+    begin, end = chunk
+    tokens = end - begin
+    pairs = tokens * begin + tokens * (tokens + 1) / 2
+    cost = place.cost
+    return cost.mixed_ns + cost.prefill_token_ns * tokens + cost.pair_ns * pairs
+
+
+def _chunk_ns(place: PrefillPlace, chunk: tuple[int, int]) -> float:
+    """A whole step with a chunk."""
+    decode_ns = place.cost.decode_step_ns(place.residents, place.context_tokens)
+    return decode_ns + _prompt_ns(place, chunk)
+
+
+def _queue_ns(place: PrefillPlace) -> float:
+    """The prompts that come first."""
+    steps = -(-place.waiting_tokens // place.chunk_tokens)
+    decode_ns = place.cost.decode_step_ns(place.residents, place.context_tokens)
+    each_ns = decode_ns + place.cost.mixed_ns
+    return steps * each_ns + place.waiting_tokens * place.cost.prefill_token_ns
+
+
+def _remote(
+    prompt_tokens: int, known_tokens: int, remote: PrefillPlace, link: LinkCost
+) -> tuple[float, float]:
+    """(time to compute, time after that until the last block is there): each chunk is sent when it
+    is computed and the one before it has arrived. What the other engine has cached goes with the
+    first chunk; the first `known_tokens` are not sent."""
+    computed_ns = arrived_ns = 0.0
+    sent_tokens = known_tokens
+    for chunk in _chunks(remote, prompt_tokens):
+        computed_ns += _chunk_ns(remote, chunk)
+        tokens, sent_tokens = max(0, chunk[1] - sent_tokens), max(sent_tokens, chunk[1])
+        arrived_ns = max(arrived_ns, computed_ns) + tokens * link.token_bytes / link.bytes_per_ns
+    return computed_ns, arrived_ns - computed_ns

@@ -1,0 +1,191 @@
+"""Facts about KV blocks that go from one engine to another: prefill and decode apart.
+
+Two engines share one *epoch*, a number that names one transfer and is never used again. The engine
+that decodes reserves blocks; they are in quarantine, neither free nor of a sequence, from
+KvReserved until KvAdmitted gives them to the sequence or KvReleased frees them. The engine that
+computes the prompt keeps its blocks after the end of its sequence, from KvHeld until KvReleased.
+Those are the engines' facts, and have the number of the next step as all of theirs do. KvRequested,
+KvChunkPushed, KvSealed and KvVerified are of the two sides of the transfer, each in its own clock.
+
+A digest of a block is in no fact: it could be compared with that of a guessed text.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from telemetry.facts.base import FactStruct as _Fact
+
+
+class KvFault(StrEnum):
+    """Why a sequence does not get KV of another engine, or no longer."""
+
+    NO_ROOM = "no_room"  # too few blocks, or too many are in quarantine already
+    EPOCH_USED = "epoch_used"  # another transfer has that number
+    UNSUPPORTED = "unsupported"  # an adapter, or a prompt whose rows are read
+    COPIES_PENDING = "copies_pending"  # CPU offload has not read evicted blocks yet
+    LEASE = "lease"  # no progress until the lease ended
+    PEER_GONE = "peer_gone"  # the other engine died, or its link broke
+    PEER_FAILED = "peer_failed"  # it could not compute the prompt, or not send it
+    CORRUPT = "corrupt"  # what arrived is not what was sent
+    CANCELLED = "cancelled"  # its client went away, or it ended otherwise
+    RELEASED = "released"  # its blocks were released while it waited for them
+    PAUSED = "paused"  # its client reads too slowly, so that it does not hold blocks meanwhile
+
+
+class Way(StrEnum):
+    """Where the prompt of a sequence is computed."""
+
+    LOCAL = "local"  # by the engine that decodes it
+    REMOTE = "remote"  # by another one, which sends the blocks
+
+
+class KvReserved(_Fact, frozen=True):
+    """From now on another engine may write `blocks` blocks of this one, for the sequence's prompt.
+    It has `hit_tokens` of it in its own prefix cache, which need not be sent."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    epoch: int
+    blocks: int
+    hit_tokens: int
+
+
+class KvRefused(_Fact, frozen=True):
+    """Nothing was reserved: the sequence's prompt is computed here."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    epoch: int
+    why: KvFault
+
+
+class KvAdmitted(_Fact, frozen=True):
+    """The blocks have been verified and are the sequence's, which has its first token. It waits
+    for a place in the batch until SequenceAdmitted, and then begins with a decode row."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    epoch: int
+
+
+class KvLost(_Fact, frozen=True):
+    """The sequence does not get the blocks, or has given them up: its prompt is computed here. What
+    was reserved stays in quarantine until KvReleased."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    epoch: int
+    why: KvFault
+
+
+class KvHeld(_Fact, frozen=True):
+    """The prompt of a sequence that has ended is computed; its `blocks` blocks are kept until they
+    have been sent."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    epoch: int
+    blocks: int
+
+
+class KvReleased(_Fact, frozen=True):
+    """No write into these blocks, or no read of them, can come any more: they are given back."""
+
+    at_ns: int
+    step_id: int
+    epoch: int
+    blocks: int
+
+
+class KvRequested(_Fact, frozen=True):
+    """The side that decodes has asked the other for `blocks` blocks. Without progress it gives up
+    `lease_ns` later."""
+
+    seq_id: int
+    at_ns: int
+    epoch: int
+    blocks: int
+    lease_ns: int
+
+
+class KvChunkPushed(_Fact, frozen=True):
+    """The side that computes has sent the blocks of one chunk: `bytes` in [begin_ns, at_ns), while
+    it went on to compute."""
+
+    seq_id: int
+    at_ns: int
+    epoch: int
+    chunk: int
+    blocks: int
+    bytes: int
+    begin_ns: int
+
+
+class RemoteParts(msgspec.Struct, frozen=True, array_like=True):
+    """Where the time of the side that computes went, in its clock, from the request to the seal.
+
+    `queue_ns`: before its first step, and between its steps; `compute_ns`: in steps that computed
+    it; `exposed_ns`: blocks of it were on their way, and none of it was computed. They sum to
+    `elapsed_ns`. `hidden_ns` of the transfer went on below computing, and are in `compute_ns`.
+    """
+
+    queue_ns: int
+    compute_ns: int
+    exposed_ns: int
+    hidden_ns: int
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.queue_ns + self.compute_ns + self.exposed_ns
+
+
+class KvSealed(_Fact, frozen=True):
+    """The seal of the side that computes has come, with its digests and the first token: nothing
+    is written any more. The sender says of its own time where it went (`remote`)."""
+
+    seq_id: int
+    at_ns: int
+    epoch: int
+    blocks: int
+    bytes: int
+    remote: RemoteParts
+
+
+class KvVerified(_Fact, frozen=True):
+    """The blocks were compared with the digests of the seal; `corrupt_blocks` differed."""
+
+    seq_id: int
+    at_ns: int
+    epoch: int
+    blocks: int
+    corrupt_blocks: int
+
+
+class KvSplitChosen(_Fact, frozen=True):
+    """Where a prompt of `prompt_tokens` is computed, and what both ways were predicted to take
+    until its first token. `harm_ns` is what the local way takes from the sequences that decode
+    there. `cached_tokens` and `remote_cached_tokens` of the prompt are cached at each of the two.
+    """
+
+    seq_id: int
+    at_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+    remote_cached_tokens: int
+    way: Way
+    local_ns: int
+    harm_ns: int
+    remote_ns: int
+    exposed_ns: int
+
+
+KvEngineFact = KvReserved | KvRefused | KvAdmitted | KvLost | KvHeld | KvReleased
+KvTransferFact = KvEngineFact | KvRequested | KvChunkPushed | KvSealed | KvVerified | KvSplitChosen

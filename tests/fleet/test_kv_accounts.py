@@ -1,0 +1,151 @@
+"""Where the time of a transfer went, and what a choice of its way was worth."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.fleet.transfer.remote_parts import remote_parts
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded, SequenceQueued
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvFault,
+    KvLost,
+    KvReserved,
+    KvSealed,
+    KvSplitChosen,
+    RemoteParts,
+    Way,
+)
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
+from telemetry.numbers.intervals import Interval, length_ns, overlap, union
+from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart, kv_spans
+from telemetry.requests.split_regret import SplitOutcome, SplitRegret
+from tests.support.worlds.facts import MS, prefill, step
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda one: (one[0], one[0] + one[1])),
+    max_size=8,
+)
+STAMPS = st.lists(st.integers(0, 10**12), min_size=5, max_size=5).map(sorted)
+PARTS = st.builds(RemoteParts, *(st.integers(0, 10**12) for _ in range(4)))
+
+
+def cells(intervals: list[Interval]) -> set[int]:
+    return {at for begin, end in intervals for at in range(begin, end)}
+
+
+@given(one=INTERVALS, other=INTERVALS)
+def test_unions_and_overlaps_are_those_of_sets(one: list[Interval], other: list[Interval]) -> None:
+    assert cells(union(one)) == cells(one)
+    assert length_ns(union(one)) == len(cells(one))
+    assert cells(overlap(union(one), union(other))) == cells(one) & cells(other)
+
+
+@given(begin=st.integers(0, 40), length=st.integers(0, 60), computed=INTERVALS, pushed=INTERVALS)
+def test_what_no_compute_hides_of_a_transfer_is_exposed(
+    begin: int, length: int, computed: list[Interval], pushed: list[Interval]
+) -> None:
+    window = set(range(begin, begin + length))
+    parts = remote_parts(begin, begin + length, computed, pushed)
+
+    assert parts.elapsed_ns == length
+    assert parts.compute_ns == len(cells(computed) & window)
+    assert parts.exposed_ns == len((cells(pushed) - cells(computed)) & window)
+    assert parts.hidden_ns == len(cells(pushed) & cells(computed) & window)
+
+
+def queued(at_ns: int) -> SequenceQueued:
+    return SequenceQueued(
+        seq_id=1, at_ns=at_ns, step_id=0, prompt_tokens=9, max_tokens=4, tenant="", receives_kv=7
+    )
+
+
+def transfer(stamps: list[int], remote: RemoteParts) -> list[Fact]:
+    """Queued, reserved, sealed, taken, in the batch."""
+    at = stamps
+    return [
+        queued(at[0]),
+        KvReserved(1, at[1], 0, 7, 3, 0),
+        KvSealed(1, at[2], 7, 3, 300, remote),
+        KvAdmitted(1, at[3], 0, 7),
+        SequenceAdmitted(1, at[4], 0, 10, 9, 0, 0),
+    ]
+
+
+def account_of(facts: list[Fact]) -> KvAccount:
+    fold = KvAccounts()
+    (found,) = [account for fact in facts if (account := fold.take(fact)) is not None]
+    return found
+
+
+@given(stamps=STAMPS, remote=PARTS)
+def test_the_parts_of_a_transfer_sum_to_its_time(stamps: list[int], remote: RemoteParts) -> None:
+    """However long the other engine says that it took, in its own clock."""
+    account = account_of(transfer(stamps, remote))
+
+    assert sum(account.parts.values()) == account.elapsed_ns == stamps[4] - stamps[0]
+    assert account.parts[KvPart.TRANSFER] == remote.exposed_ns
+    assert account.parts[KvPart.WIRE] == stamps[2] - stamps[1] - remote.elapsed_ns
+    assert account.fault is None
+
+
+@given(stamps=STAMPS, remote=PARTS)
+def test_spans_tile_the_account(stamps: list[int], remote: RemoteParts) -> None:
+    account = account_of(transfer(stamps, remote))
+    spans = kv_spans(account)
+
+    assert [span.name for span in spans] == ["kv.reserve", "kv.transfer", "kv.seal", "kv.wait"]
+    assert spans[0].begin_ns == account.begin_ns
+    assert [s.end_ns for s in spans[:-1]] == [s.begin_ns for s in spans[1:]]
+    assert spans[-1].end_ns == account.end_ns
+    assert spans[1].attributes["kv.bytes"] == 300
+    assert spans[1].attributes["kv.hidden_ns"] == remote.hidden_ns
+
+
+@given(stamps=STAMPS, cut=st.integers(1, 4), by_end=st.booleans())
+def test_a_transfer_that_comes_to_nothing_is_lost_time(
+    stamps: list[int], cut: int, by_end: bool
+) -> None:
+    facts = transfer(stamps, RemoteParts(1, 2, 3, 4))[:cut]
+    ended = SequenceEnded(1, stamps[4], 0, EndReason.DISCONNECT, 0, 0)
+    last = ended if by_end else KvLost(1, stamps[4], 0, 7, KvFault.CORRUPT)
+    account = account_of([*facts, last])
+
+    assert sum(account.parts.values()) == account.elapsed_ns
+    if not by_end or cut < 4:
+        assert account.fault is (KvFault.CANCELLED if by_end else KvFault.CORRUPT)
+        assert account.parts.keys() == {KvPart.RESERVE, KvPart.LOST}
+
+
+def chosen(way: Way) -> KvSplitChosen:
+    return KvSplitChosen(
+        1, 0, 9, 0, 0, way, local_ns=40 * MS, harm_ns=30 * MS, remote_ns=50 * MS, exposed_ns=5 * MS
+    )
+
+
+def outcomes(facts: list[Fact]) -> list[SplitOutcome]:
+    fold = SplitRegret()
+    return [outcome for fact in facts for outcome in fold.take(fact)]
+
+
+def test_regret_is_what_the_other_way_was_predicted_to_save() -> None:
+    nothing = RemoteParts(0, 0, 0, 0)
+    late, in_time = (
+        outcomes([chosen(Way.REMOTE), *transfer([100 * MS, 110 * MS, 115 * MS, at, at], nothing)])
+        for at in (190 * MS, 140 * MS)
+    )
+
+    assert [(one.took_ns, one.predicted_ns, one.regret_ns) for one in late + in_time] == [
+        (90 * MS, 50 * MS, (90 - 70) * MS),
+        (40 * MS, 50 * MS, 0),
+    ]
+
+
+def test_regret_of_a_local_prompt_counts_the_harm_to_those_who_decode() -> None:
+    """50 ms until its first token, and 30 taken from others, where 50 were predicted."""
+    first = step(0, 100, 150, [prefill(1)])
+    (found,) = outcomes([chosen(Way.LOCAL), queued(100 * MS), first])
+
+    assert (found.took_ns, found.regret_ns) == (50 * MS, 30 * MS)
