@@ -25,7 +25,7 @@ from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import EngineReported, RequestRouted, RoutingPolicy
 from telemetry.numbers.quantiles import quantile
 
-_DECISIONS = 20_000
+_DECISIONS = 8_000
 _PERIOD_NS = 500_000_000
 _PER_ENGINE_PER_S = 2.0
 _LIVE = 8  # of each engine, on average

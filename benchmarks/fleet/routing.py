@@ -3,6 +3,7 @@
     python -m benchmarks.fleet.routing run --engines 8 --minutes 4    # again until all is done
     python -m benchmarks.fleet.routing run --engines 8 --minutes 4 --development
     python -m benchmarks.fleet.routing write
+    python -m benchmarks.fleet.routing decide                          # times of decisions
     python -m benchmarks.fleet.routing table
 
 A *piece* is one trace, size, load, seed and policy. `run` computes pieces that are not in
@@ -57,7 +58,7 @@ SMALLEST = 8
 SPAN_S: dict[int, dict[Trace, float]] = {
     8: dict.fromkeys(Trace, 30.0),
     64: {Trace.SHAREGPT: 15.0, Trace.SHARED_PREFIX: 10.0, Trace.AGENTIC: 15.0},
-    1000: {Trace.SHAREGPT: 5.0, Trace.SHARED_PREFIX: 3.0, Trace.AGENTIC: 3.0},
+    1000: {Trace.SHAREGPT: 5.0, Trace.SHARED_PREFIX: 1.5, Trace.AGENTIC: 3.0},
 }
 """Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
 
@@ -138,16 +139,31 @@ def run(engines: int, minutes: float, development: bool, half: int | None = None
 
 
 def write() -> None:
-    """All published pieces that are there, and the times of decisions, measured now."""
-    pieces = []
+    """The published pieces of which all policies are there."""
+    pieces: list[Piece] = []
     for engines in SEEDS:
-        for trace, rate, seed, policy in wanted(engines, development=False):
-            place = place_of(engines, trace, rate, seed, policy)
-            if place.exists():
-                pieces.append(msgspec.json.decode(place.read_bytes(), type=Piece))
-    result = Result(pieces=pieces, decisions=measure_all())
-    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        found = list(wanted(engines, development=False))
+        for first in range(0, len(found), len(RoutingPolicy)):
+            group = found[first : first + len(RoutingPolicy)]
+            places = [place_of(engines, *one) for one in group]
+            if all(place.exists() for place in places):
+                pieces += [msgspec.json.decode(one.read_bytes(), type=Piece) for one in places]
+    before = result() if RESULT.exists() else Result(pieces=[], decisions=[])
+    keep(Result(pieces=pieces, decisions=before.decisions))
     print(f"{len(pieces)} pieces in {RESULT}")
+
+
+def decide() -> None:
+    """Measure how long decisions take; best on a machine that does nothing else."""
+    keep(Result(pieces=result().pieces, decisions=measure_all()))
+
+
+def result() -> Result:
+    return msgspec.json.decode(RESULT.read_bytes(), type=Result)
+
+
+def keep(result: Result) -> None:
+    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
 def table(pieces: list[Piece]) -> str:
@@ -177,6 +193,20 @@ def table(pieces: list[Piece]) -> str:
     return "\n".join(lines)
 
 
+def decision_table(decisions: list[DecisionTimes]) -> str:
+    """Microseconds of a decision."""
+    lines = [
+        "| policy | engines | choose p50 | choose p99 | with the book p50 | p99 | a report |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.policy} | {one.engines} | {one.choose_p50_us} | {one.choose_p99_us} "
+        f"| {one.with_sent_p50_us} | {one.with_sent_p99_us} | {one.report_p50_us} |"
+        for one in decisions
+    ]
+    return "\n".join(lines)
+
+
 def _ratio(one: float, other: float) -> str:
     return f"{one / other:.3f}" if other else "-"
 
@@ -190,14 +220,17 @@ def main() -> None:
     runner.add_argument("--development", action="store_true")
     runner.add_argument("--half", type=int, choices=(0, 1), help="one of two processes")
     commands.add_parser("write")
+    commands.add_parser("decide")
     commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "run":
         run(given.engines, given.minutes, given.development, given.half)
     elif given.command == "write":
         write()
+    elif given.command == "decide":
+        decide()
     else:
-        print(table(msgspec.json.decode(RESULT.read_bytes(), type=Result).pieces))
+        print(table(result().pieces), decision_table(result().decisions), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def engine_pid(gateway_pid: int) -> int:
         with contextlib.suppress(OSError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if parent == gateway_pid and b"engine" in words:
+            if parent == gateway_pid and b"engine-process" in words:
                 return int(process.name)
     raise LookupError(f"{gateway_pid} has no engine")
 

@@ -32,6 +32,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results" / "gateway_processes.json"
 WARM_UP_S = 5.0
 LIMITS = {2: 1.8, 4: 3.0}
 KINDS = ("main", "engine", "gateway")
+_WORDS = {"engine": b"engine-process", "gateway": b"gateway"}  # of the command lines
 
 
 @dataclass
@@ -62,7 +63,7 @@ def children(pid: int) -> dict[int, str]:
         except OSError:
             continue
         if parent == pid:
-            found |= {int(folder.name): k for k in KINDS if k.encode() in words}
+            found |= {int(folder.name): k for k, word in _WORDS.items() if word in words}
     return found
 
 

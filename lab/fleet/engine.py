@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import asdict, replace
 
+from lab.fleet.engine_load import EngineLoad, load_of
 from lab.simulation.sim_executor import LinearCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
@@ -22,7 +23,6 @@ from service.engine.fairness import Policy
 from service.engine.inbox import Cancel, SetRecording, SetStepCost, Submit
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
-from service.engine.sequences.engine_load import EngineLoad, load_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepCostSet

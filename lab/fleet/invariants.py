@@ -26,7 +26,8 @@ from lab.fleet.engine import Made, SimEngine
 from lab.fleet.outcome import Asked
 from lab.simulation.evidence import require
 from service.fleet.routing.decided_again import decide_again
-from service.fleet.routing.router import FleetFact, Reported, Router
+from service.fleet.routing.reports import Reported
+from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import MAX_CANDIDATES
 from telemetry.facts.fleet.routing_records import RequestRouted, RouteRefused
 from telemetry.facts.reasons import EndReason

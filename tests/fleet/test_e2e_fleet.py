@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,35 @@ def test_a_fleet_says_what_one_engine_says(gateways: list[FleetGateway]) -> None
                 assert usage["completion_tokens"] == wanted["completion_tokens"]
 
 
+@pytest.mark.parametrize(("kv_dtype", "memory"), [("auto", "128KiB"), ("int8", "80KiB")])
+def test_texts_are_those_of_one_engine_with_prefix_hits_and_preemption(
+    folder: Path, kv_dtype: str, memory: str
+) -> None:
+    """Two engines with little memory, and many requests at once that begin alike."""
+    roomy = (*MODEL, "--kv-dtype", kv_dtype, "--max-model-len", "384")
+    tight = (*roomy, "--kv-memory", memory)
+    common = "The same beginning of all of these requests, which is long enough for blocks. "
+    bodies = [
+        {"prompt": common + str(index), "seed": index, "max_tokens": 100} for index in range(24)
+    ]
+    with contextlib.ExitStack() as stack:
+        alone = stack.enter_context(Server(*roomy))
+        pair = [stack.enter_context(Node(folder, *tight)) for _ in range(2)]
+        gateway = stack.enter_context(FleetGateway(FleetFile(folder, pair), *MODEL))
+        all_ready(gateway)
+        with ThreadPoolExecutor(24) as threads:
+            found = list(threads.map(lambda n: ask(gateway, f"k-{n}", **bodies[n]), range(24)))
+        expected = [ask(alone, f"k-{index}", **body) for index, body in enumerate(bodies)]
+        assert [said(one) for one in found] == [said(one) for one in expected]
+        usages = [one.json()["usage"]["prompt_tokens_details"] for one in found]
+        assert sum(one["cached_tokens"] for one in usages) > 0
+        assert sum(node.snapshot()["preemptions_total"] for node in pair) > 0
+        for index in range(24):
+            assert gateway.facts_of(f"k-{index}")["ledger"]["residue_ns"] == 0
+        for node in pair:
+            eventually(node.is_empty, "an empty node")
+
+
 def test_the_parts_of_each_request_add_up_and_its_spans_are_one_tree(
     gateways: list[FleetGateway], traces: OtlpReceiver
 ) -> None:
@@ -143,6 +173,10 @@ def test_what_one_engine_alone_can_answer_is_refused_with_the_remedy(
     assert client.get("/ready").status_code == 200
     text = client.get("/metrics").text
     assert 'phasescope_fleet_engines{state="ready"} 2' in text
+    assert ask(gateways[0], "timed").status_code == 200
+    gateways[0].facts_of("timed")
+    text = client.get("/metrics").text
+    assert re.search(r'phasescope_fleet_wire_seconds_total\{engine="n[01]"\} 0?\.?[0-9]', text)
     assert client.get("/openapi.json").status_code == 200
 
 

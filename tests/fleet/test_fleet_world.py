@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
+from service.fleet.routing.decided_again import decide_again
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault
 from service.gateway.errors import EngineUnavailable
+from telemetry.facts.fleet.routing_records import RequestRouted
 from telemetry.facts.fleet_records import ClockSampled
 from telemetry.facts.reasons import EndReason
 from telemetry.requests.account import NotObserved, Part
@@ -153,6 +155,9 @@ def test_choices_of_a_request_go_to_one_engine_and_requests_are_spread() -> None
             for one in asked:
                 await one.take()
                 assert one.ends == [EndReason.MAX_TOKENS] * 3
+            facts = gateway.lane.drain()
+            assert len([one for one in facts if isinstance(one, RequestRouted)]) == 4
+            assert not decide_again(facts).differing
 
     run(case)
 

@@ -78,7 +78,7 @@ def _watch_loop(folder: Path) -> None:
 
 _beats: list[_Beats] = []
 if "GATEWAY_SCALE_FOLDER" in os.environ and "service.cli.main" in sys.orig_argv:
-    if "engine" in sys.orig_argv:
+    if "engine-process" in sys.orig_argv:
         from paced_executor import install
 
         install(

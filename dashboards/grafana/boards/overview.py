@@ -248,6 +248,18 @@ _FLEET = Row(
             needs=Needs.FLEET,
         ),
         Panel(
+            title="Time on the network of a sequence, mean",
+            queries=(
+                Query(
+                    share(rate(fleet.WIRE_SECONDS, "engine"), rate(fleet.WIRE_SEQUENCES, "engine")),
+                    "{{engine}}",
+                ),
+            ),
+            unit="s",
+            about=fleet.WIRE_SECONDS.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
             title="Frames between gateways and nodes",
             queries=(Query(rate(fleet.WIRE_FRAMES, "direction"), "{{direction}}"),),
             unit="cps",

@@ -20,6 +20,7 @@ from service.gateway.engine_client.live_requests import RequestLister
 from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.digest import digest_of
 from service.gateway.fleet.families import fleet_families
+from service.gateway.fleet.wire_time import WireTime
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.listener import port_of
 from service.gateway.routes.fleet_app import fleet_app
@@ -69,7 +70,7 @@ async def _serve(
     policy = RoutingPolicy(config.fleet.routing)
     client = FleetClient(membership, lane, clock, model.name, digest_of(vocabulary), policy)
     live, handlers = set[str](), dict[str, LiveRequest]()
-    connections, counts = ConnectionCounts(), IngestCounts()
+    connections, counts, wire = ConnectionCounts(), IngestCounts(), WireTime()
     observed = Observed(
         engine=client,
         model=lambda: model.name,
@@ -80,8 +81,10 @@ async def _serve(
             *connection_families(connections),
             *ingest_families(counts),
             *fleet_families(client),
+            *wire.families(),
         ],
         watch_host=config.engine.watch_host,
+        told=(wire.on_timeline,),
     )
     port = port_of(listener)
     telemetry = build_telemetry(config, clock, observed, port, None, NOT_STEERED)

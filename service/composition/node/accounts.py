@@ -13,6 +13,7 @@ from telemetry.facts.fleet_records import MOST_PARTS, RemoteAccount, RemotePart
 from telemetry.requests.account import Part, State
 from telemetry.requests.phases import RequestTimeline
 
+_MOST_WAITING = 8192
 Send = Callable[[RemoteAccount | None], None]
 
 
@@ -50,10 +51,10 @@ class Accounts:
     def expect(self, request_id: str, send: Send) -> None:
         """Call `send` on the event loop when the request's account is known."""
         self._waiting[request_id] = send
-
-    def forget(self, request_id: str) -> None:
-        """Nobody waits any more."""
-        self._waiting.pop(request_id, None)
+        if len(self._waiting) > _MOST_WAITING:  # nothing is recorded, for example
+            oldest = self._waiting.pop(next(iter(self._waiting)), None)
+            if oldest is not None:
+                oldest(None)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """A listener of the phase fold."""

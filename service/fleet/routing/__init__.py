@@ -5,6 +5,7 @@ simulated fleet (`lab.fleet`), and again over recorded facts (`decided_again`).
 
     router                    what callers use: joined, report, choose, sent, ended, left
     settings, request         what is set, and what is asked
+    reports                   which reports can be used
     anchors                   prefixes of a prompt as keyed hashes
     engine_view               what the router knows of one engine, corrected by what it sent itself
     prediction                first token, finish and harm of a request there

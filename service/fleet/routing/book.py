@@ -21,6 +21,7 @@ class Book:
     def __init__(self, settings: RoutingSettings) -> None:
         self.settings = settings
         self.views: list[EngineView | None] = []
+        self._free: list[int] = []
         self.by_name: dict[str, EngineView] = {}
         self.order = LoadOrder()
         self.prefixes = PrefixIndex()
@@ -36,8 +37,9 @@ class Book:
 
     def add(self, name: str, incarnation: int, block_tokens: int, now_ns: int) -> EngineView:
         """An engine may be chosen from now on."""
-        view = EngineView(len(self.views), name, incarnation, block_tokens, now_ns)
-        self.views.append(view)
+        index = self._free.pop() if self._free else len(self.views)
+        view = EngineView(index, name, incarnation, block_tokens, now_ns)
+        self.views[index : index + 1] = [view]
         self.by_name[name] = view
         self.changed(view, now_ns)
         return view
@@ -46,6 +48,7 @@ class Book:
         """An engine is gone, with all that it held."""
         del self.by_name[view.name]
         self.views[view.index] = None
+        self._free.append(view.index)
         self.order.remove(view.index)
         self.prefixes.forget(view.index)
         self.outstanding -= len(view.outstanding)
@@ -74,13 +77,14 @@ class Book:
     def take_prefixes(self, view: EngineView, changes: PrefixChanges) -> None:
         """What an engine reports about its cache. After a message that was lost nothing is known
         but what this router sent, until the engine reports all that it holds."""
+        added = changes.added[:MOST_ANCHORS]
         if changes.whole or changes.number - 1 != view.prefix_number:
-            self.prefixes.replace(view.index, changes.added)
+            self.prefixes.replace(view.index, added)
             for sent in view.outstanding.values():
                 self.prefixes.add(view.index, sent.anchors)
         else:
             self.prefixes.remove(view.index, changes.removed)
-            self.prefixes.add(view.index, changes.added)
+            self.prefixes.add(view.index, added)
         view.prefix_number = changes.number
 
     def sent(self, view: EngineView, sent: Sent) -> None:

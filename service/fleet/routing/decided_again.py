@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from msgspec.structs import replace as replace_fact
+
 from service.fleet.routing.request import request_of
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -62,6 +64,24 @@ def decide_again(
     if router is None:
         raise NoRouter("no RouterStarted is among the facts: they are not of a fleet's gateway")
     return found
+
+
+def with_older_signals(facts: Iterable[object], more_ns: int) -> list[object]:
+    """The facts as if each report had come `more_ns` later, and was so much older: what a slower
+    link, or a longer period between reports, would have left a router to know. For `decide_again`;
+    what was sent and ended stays as recorded."""
+    found: list[tuple[int, int, object]] = []
+    last_ns = 0
+    for number, fact in enumerate(facts):
+        if isinstance(fact, EngineReported):
+            later_ns = fact.at_ns + more_ns
+            later = replace_fact(fact, at_ns=later_ns, age_ns=fact.age_ns + more_ns)
+            found.append((later_ns, number, later))
+            continue
+        last_ns = max(last_ns, fact.at_ns) if isinstance(fact, FleetFact) else last_ns
+        found.append((last_ns, number, fact))
+    found.sort(key=lambda one: one[:2])
+    return [fact for _, _, fact in found]
 
 
 def _nowhere(fact: FleetFact) -> None:

@@ -105,7 +105,7 @@ class LeastFinish:
     ) -> None:
         """The first of the order; beyond those, silent ones and excluded ones do not count."""
         added = 0
-        for index in islice(self._book.order.least(), LOOKED_THROUGH):
+        for index in islice(self._book.order.least(), LOOKED_THROUGH + len(excluded)):
             if index in excluded:
                 continue
             found.setdefault(index, 0)
@@ -150,7 +150,11 @@ class PrefixAffinity:
         return [self._book.predicted(index, request, cached_tokens, now_ns)]
 
     def _holder(self, request: RouteRequest, excluded: Collection[int]) -> int | None:
+        last = 0
         for _, holders in self._book.prefixes.matches(request.anchors):
+            if len(holders) == last:
+                continue  # the same ones
+            last = len(holders)
             for index in islice(holders, LOOKED_THROUGH):
                 if index not in excluded and self._has_room(index):
                     return index

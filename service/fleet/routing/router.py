@@ -15,12 +15,12 @@ here fails by what an engine sends: a report that cannot be used is answered wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from service.fleet.routing.book import Book
 from service.fleet.routing.engine_view import EngineView, Sent
 from service.fleet.routing.policies import policy_of
 from service.fleet.routing.prediction import Predicted
+from service.fleet.routing.reports import Reported, is_usable
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.settings import (
     MAX_CANDIDATES,
@@ -51,15 +51,6 @@ FleetFact = (
     | RouteRefused
     | RouteEnded
 )
-
-
-class Reported(StrEnum):
-    """What became of a report."""
-
-    TAKEN = "taken"
-    UNKNOWN_ENGINE = "unknown_engine"  # has not joined, or has left
-    OLD_INCARNATION = "old_incarnation"  # of an earlier start of the engine
-    OUT_OF_ORDER = "out_of_order"  # a newer one was there already
 
 
 class FleetFull(Exception):
@@ -99,7 +90,7 @@ class Router:
         requests, which are over. Raises FleetFull."""
         old = self._book.by_name.get(engine)
         lost = [] if old is None else self.left(engine, LeaveReason.REPLACED, now_ns)
-        if len(self._book.by_name) >= MAX_ENGINES:
+        if len(self._book.by_name) >= MAX_ENGINES:  # never where one was replaced
             raise FleetFull(f"{engine!r} cannot join: a router keeps {MAX_ENGINES} engines")
         self._record(EngineJoined(now_ns, engine, incarnation, block_tokens))
         self._policy.joined(self._book.add(engine, incarnation, block_tokens, now_ns))
@@ -137,6 +128,8 @@ class Router:
             return Reported.OLD_INCARNATION
         if view.report is not None and view.report.number >= report.number:
             return Reported.OUT_OF_ORDER
+        if not is_usable(report):
+            return Reported.NOT_USABLE
         self._record(report)
         view.take_report(report)
         if report.prefixes is not None:

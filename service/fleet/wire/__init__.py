@@ -5,7 +5,8 @@
   with keys of the session.
 - `peer`: one end of a connection: framing, caps, the deadline of a peer that has proved nothing, a
   bounded backlog.
-- `key_file`: the shared key. `counts`: what was refused and lost.
+- `key_file`: the shared key. `open_requests`: requests counted alike at both ends. `counts`,
+  `families`: what was carried, refused and lost, as metrics.
 
 Frames are authenticated and not encrypted: prompts and outputs cross the network as they are. It
 must not know HTTP, nor who computes.

@@ -29,6 +29,19 @@ SEQUENCES_LOST = Metric(
     Kind.COUNTER,
     "Number of sequences that ended because the connection to their engine node was lost.",
 )
+WIRE_SECONDS = Metric(
+    "phasescope_fleet_wire_seconds",
+    Kind.COUNTER,
+    "Seconds that sequences of ended requests were on the network, there and back: the time at "
+    "this gateway less the time at the engine's node, by engine.",
+    ("engine",),
+)
+WIRE_SEQUENCES = Metric(
+    "phasescope_fleet_wire_sequences",
+    Kind.COUNTER,
+    "Number of sequences of ended requests whose time on the network is known, by engine.",
+    ("engine",),
+)
 WIRE_FAULTS = Metric(
     "phasescope_wire_faults",
     Kind.COUNTER,

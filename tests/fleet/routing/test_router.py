@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from service.engine.kv.prefix import PrefixCache, namespace_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of, anchors_of
-from service.fleet.routing.decided_again import NoRouter, decide_again
-from service.fleet.routing.router import FleetFact, Reported
+from service.fleet.routing.decided_again import NoRouter, decide_again, with_older_signals
+from service.fleet.routing.reports import Reported
+from service.fleet.routing.router import FleetFact
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
@@ -64,6 +67,16 @@ def test_another_policy_is_asked_about_the_same_moments() -> None:
     assert other.differing
 
 
+def test_older_signals_are_asked_about_too() -> None:
+    """With the recorded age every choice is the recorded one; with older signals others are."""
+    facts = walk(3, RoutingPolicy.LEAST_FINISH).facts
+
+    assert with_older_signals(facts, 0) == facts
+    older = decide_again(with_older_signals(facts, 500 * MS))
+    assert older.choices == decide_again(facts).choices
+    assert older.differing
+
+
 def test_facts_without_a_router_are_refused() -> None:
     with pytest.raises(NoRouter):
         decide_again([])
@@ -91,6 +104,14 @@ def test_an_engine_that_was_tried_is_not_chosen_again(policy: RoutingPolicy) -> 
         assert fleet.send(fleet.request(excluded=("e0", "e2"))) == "e1"
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_is_found_though_nearly_all_are_excluded(policy: RoutingPolicy) -> None:
+    fleet = Fleet(120, policy)
+    fleet.report("e7", running=40, decode_rows=40, context_tokens=9000)
+    excluded = tuple(f"e{number}" for number in range(120) if number != 7)
+    assert fleet.send(fleet.request(excluded=excluded)) == "e7"
+
+
 def test_reports_of_earlier_starts_and_older_ones_are_not_taken() -> None:
     fleet = Fleet(0)
     fleet.join("a")
@@ -100,6 +121,28 @@ def test_reports_of_earlier_starts_and_older_ones_are_not_taken() -> None:
     assert fleet.report("a", number=1) is Reported.OUT_OF_ORDER
     fleet.router.left("a", LeaveReason.DIED, 0)
     assert fleet.report("a") is Reported.UNKNOWN_ENGINE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"running": -1},
+        {"age_ns": -1},
+        {"max_seqs": 0},
+        {"blocks_used": 5000},
+        {"drift": math.nan},
+        {"drift": 0.0},
+        {"cost": msgspec.structs.replace(COST, base_ns=-1)},
+        {"cost": msgspec.structs.replace(COST, pair_ns=math.inf)},
+    ],
+)
+def test_a_report_that_cannot_be_true_changes_nothing(wrong: dict[str, object]) -> None:
+    fleet = Fleet(1)
+    facts = len(fleet.facts)
+
+    assert fleet.report("e0", **wrong) is Reported.NOT_USABLE
+    assert len(fleet.facts) == facts
+    assert fleet.send() == "e0"
 
 
 def test_requests_of_an_engine_that_left_are_over_and_named() -> None:

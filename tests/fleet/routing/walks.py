@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from service.fleet.routing.reports import Reported
 from service.fleet.routing.request import RouteRequest
-from service.fleet.routing.router import FleetFact, Reported, Router
+from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import (

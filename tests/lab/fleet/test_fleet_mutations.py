@@ -15,8 +15,9 @@ from lab.fleet.outcome import Asked
 from lab.fleet.scenarios import fleet_chaos
 from lab.fleet.world import FleetScenario, FleetWorld
 from lab.simulation.evidence import InvariantViolated
+from service.fleet.routing.reports import Reported
 from service.fleet.routing.request import RouteRequest
-from service.fleet.routing.router import Reported, Router
+from service.fleet.routing.router import Router
 from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,

@@ -84,7 +84,7 @@ def _load(path: Path) -> None:
 
 
 if _FOLDER in os.environ and "service.cli.main" in sys.orig_argv:
-    if "serve" in sys.orig_argv and "engine" not in sys.orig_argv:
+    if "serve" in sys.orig_argv and "engine-process" not in sys.orig_argv:
         _measure_folds(Path(os.environ[_FOLDER]))
     if "GATEWAY_SCALE_FOLDER" in os.environ:
         _load(Path(__file__).resolve().parents[3] / "gateway_scale" / "hook" / "sitecustomize.py")

@@ -1,4 +1,5 @@
-"""The load of an engine, for whoever sends requests to it."""
+"""The load of a simulated engine, read from its scheduler. A node in production works the same
+numbers out from the facts of its engine (`service.composition.node.loads`)."""
 
 from __future__ import annotations
 
