@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow test-attach test-clients lint types contracts unit sim sim-disaggregated bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast test-slow test-attach test-clients test-fleet lint types contracts unit sim sim-disaggregated bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ test-attach: $(VENV)/.dev ## Contract tests against the newest two vLLMs and SGL
 
 test-clients: $(VENV)/.dev ## Contract tests with clients and routers of others, in environments made on demand
 	$(BIN)/python -m pytest -c tests_clients/pytest.ini --rootdir . tests_clients
+
+test-fleet: $(VENV)/.dev ## A fleet on a real Ray Serve, in an environment made on demand
+	$(BIN)/python -m pytest -c tests_fleet/pytest.ini --rootdir . tests_fleet
 
 docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
 	$(BIN)/python -m docs.generate

@@ -24,7 +24,7 @@ from service.cli import (
 )
 from service.cli.internal import engine as engine_process
 from service.cli.internal import gateway
-from service.cli.operator import attach, export, mcp, node, report
+from service.cli.operator import attach, export, fleet, mcp, node, report
 from service.config.settings import ConfigError
 
 EXIT_INTERRUPTED = 130
@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     for module in (
         serve,
         node,
+        fleet,
         attach,
         config,
         pull,

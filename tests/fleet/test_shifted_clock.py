@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.metrics.catalog import fleet
+from telemetry.metrics.metric import Metric
 from tests.support.servers.fleet import FleetFile, FleetGateway, Node
 from tests.support.servers.server import eventually
 
@@ -40,6 +42,7 @@ class ShiftedNode(Node):
 
 
 def test_requests_add_up_and_lie_where_the_shift_puts_them(tmp_path: Path, namespace: str) -> None:
+    """And the two expose every metric of a fleet between them."""
     with (
         ShiftedNode(tmp_path, namespace, *MODEL) as node,
         FleetGateway(FleetFile(tmp_path, [node]), *MODEL) as gateway,
@@ -67,3 +70,8 @@ def test_requests_add_up_and_lie_where_the_shift_puts_them(tmp_path: Path, names
             epsilons_ns.append(remote["received"]["epsilon_ns"])
         assert len(epsilons_ns) > 6
         print("epsilon in us:", sorted(ns // 1000 for ns in epsilons_ns))
+        exposed = gateway.client.get("/metrics").text + node.client.get("/metrics").text
+        of_a_fleet = [one for one in vars(fleet).values() if isinstance(one, Metric)]
+        missing = [one.name for one in of_a_fleet if f"# TYPE {one.exposed} " not in exposed]
+        assert missing == []
+        assert 'phasescope_clock_epsilon_seconds{engine="n0"}' in exposed
