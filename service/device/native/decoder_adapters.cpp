@@ -139,6 +139,7 @@ void Decoder::add_low_rank(const Adapted& at, int matrix, int panel, int first, 
     const int to = std::min(first + height, one.begin + one.rows);
     const LowRank& low = one.adapter->layers[at.layer][int(at.module)];
     if (from >= to || low.rank == 0) continue;
+    low.up[matrix].prefetch(panel + 1);
     low.up[matrix].multiply(panel, low_.data() + long(from) * low_stride_, low_stride_, to - from,
                             sums + (from - first) * kGroup, true);
   }

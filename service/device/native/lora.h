@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "matrix.h"
@@ -17,6 +18,7 @@ namespace ps {
 // What adapters change in a layer; query, key and value are one product, gate and up another.
 enum class Module : int { kQkv, kOut, kGateUp, kDown };
 constexpr int kModules = 4;
+constexpr size_t kPrefetchedBytes = 512;  // of a panel of B; a longer read is foreseen by itself
 
 // Rows [begin, begin + rows) of a batch have adapter `number`.
 struct AdapterSegment {
@@ -83,6 +85,16 @@ class LowRankPanels {
   }
 
   int count() const { return int(panels_.size()); }
+
+  // Fetch the beginning of a panel while others are multiplied: the panels of several adapters are
+  // short reads far apart, which the hardware does not foresee.
+  void prefetch(int index) const {
+    if (index >= count()) return;
+    const Panel& panel = panels_[index];
+    const auto* from = reinterpret_cast<const char*>(panel.memory);
+    const size_t bytes = std::min(panel_bytes(panel, kind_), kPrefetchedBytes);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+  }
 
   // to [rows][16] = (add ? to : 0) + a [rows][inputs] times panel `index`.
   void multiply(int index, const float* a, long stride, int rows, float* to, bool add) const {
