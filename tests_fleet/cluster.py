@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,19 +205,15 @@ class Fleet:
     def works(self, request_id: str) -> bool:
         return self.ask(request_id).status_code == 200
 
-    @contextlib.contextmanager
-    def stream(self, request_id: str, tokens: int) -> Iterator[Iterator[str]]:
-        """Lines of a long answer."""
+    def stream(self, request_id: str, tokens: int) -> list[str]:
+        """Lines of a long answer; httpx would break them at any of Unicode's line ends."""
         body = {
             "prompt": request_id, "max_tokens": tokens, "ignore_eos": True, "stream": True,
         }  # fmt: skip
         headers = {"x-request-id": request_id}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        with (
-            httpx.Client(timeout=120) as client,
-            client.stream("POST", url, json=body, headers=headers) as answer,
-        ):
-            yield answer.iter_lines()
+        answer = httpx.post(url, json=body, headers=headers, timeout=120)
+        return answer.content.decode().split("\n")
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

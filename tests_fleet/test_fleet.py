@@ -117,8 +117,7 @@ def test_engines_join_and_drain_without_a_failed_request(fleet: Fleet) -> None:
     streams: list[list[object]] = []
 
     def read(index: int) -> None:
-        with fleet.stream(f"long-{index}", LONG_TOKENS) as lines:
-            streams.append(sse_events(lines))
+        streams.append(sse_events(fleet.stream(f"long-{index}", LONG_TOKENS)))
 
     threads = [threading.Thread(target=read, args=(index,)) for index in range(4)]
     threads.append(threading.Thread(target=ask))
