@@ -36,8 +36,8 @@ LINKED = [*WRITTEN, *GENERATED, ROOT / "CHANGELOG.md", ROOT / ".github/CONTRIBUT
 DEFAULT_URL = "http://127.0.0.1:8000"
 NOBODY = "http://127.0.0.1:9"  # traces that nobody takes can be changed all the same
 README_LINES, README_BYTES, PICTURE_BYTES = 150, 12_000, 150_000
-OTHERS = ("docker", "kubectl", "promtool", "amtool", "vllm")
-OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation"})
+OTHERS = ("docker", "kubectl", "promtool", "amtool", "vllm", "openssl", "printf", "ray")
+OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation", "--fork"})
 
 _LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -129,8 +129,9 @@ def check(words: list[str]) -> None:
         assert find_spec(rest[1]), words
     elif command == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        wanted = re.findall(r"(?:\.|phasescope)\[(\w+)\]", " ".join(rest))
-        assert set(wanted) <= set(extras["project"]["optional-dependencies"]), words
+        named = re.findall(r"(?:\.|phasescope)\[([\w,]+)\]", " ".join(rest))
+        wanted = {extra for one in named for extra in one.split(",")}
+        assert wanted <= set(extras["project"]["optional-dependencies"]), words
         assert wanted or "phasescope" in rest, words
     else:
         assert command in ("curl", *OTHERS), words

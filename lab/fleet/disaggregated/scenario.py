@@ -92,8 +92,9 @@ def scenario_of(seed: int) -> Scenario:
     faults: list[StateFault] = []
     if seed % 3:
         place = seed - seed // 3 - 1  # counts those with a fault
-        fault = list(Fault)[place % len(Fault)]
-        side, state = STATES[place // len(Fault) % len(STATES)]
+        nth_state, nth_fault = divmod(place, len(Fault))
+        fault = list(Fault)[nth_fault]
+        side, state = STATES[nth_state % len(STATES)]
         faults.append(StateFault(fault, side, state, random.randint(1, 3)))
     blocks = random.choice((24, 40, 80))
     return Scenario(
