@@ -286,7 +286,7 @@ def test_a_node_of_another_fleet_is_not_used_and_the_reason_is_said(
             await gateway.until(n0="refused")
             assert said in gateway.client.links[0].why
             assert said in gateway.client.unavailable_error().message
-            assert there.listener.gateways == 0
+            await until(lambda: there.listener.gateways == 0, "the node has no gateway")
 
     run(case)
 
