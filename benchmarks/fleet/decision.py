@@ -5,7 +5,7 @@
 One gateway's router, with reports of each engine every 500 ms, tenants' system prompts that many
 engines hold, and agents' prompts that one holds. A decision is `choose` and `sent`, which includes
 the book's part; the anchors of a prompt are hashed before and timed apart. Times are of this
-process on this machine, one after the other, with the garbage collector on.
+process on this machine, one after the other, with the garbage collector as servers have it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import Router
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import EngineReported, RequestRouted, RoutingPolicy
+from telemetry.host.gc_watch import settle_collector
 from telemetry.numbers.quantiles import quantile
 
 _DECISIONS = 8_000
@@ -59,6 +60,7 @@ def measure(engines: int, policy: RoutingPolicy) -> DecisionTimes:
     live: list[tuple[str, str]] = []
     times: dict[str, list[float]] = {"choose": [], "sent": [], "report": []}
     now_ns, candidates, next_report = 0, 0, 0
+    settle_collector()
     for number in range(_DECISIONS):
         now_ns += int(random.expovariate(_PER_ENGINE_PER_S * engines) * 1e9)
         while next_report * _PERIOD_NS <= now_ns * engines:

@@ -39,6 +39,7 @@ from service.engine.inbox import (
     WeightsRead,
 )
 from service.engine.kv.cpu_offload import Retention
+from service.engine.kv.held_prefixes import HeldPrefixes
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
@@ -89,6 +90,7 @@ class EngineServer:
         self._loop = loop
         self._lane = lane
         self._lister = SequenceLister(clock)
+        self._held: HeldPrefixes | None = None
         self._pauses = Lane(1) if pauses is None else pauses
         self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
 
@@ -117,6 +119,9 @@ class EngineServer:
                         self._inbox.put(message)
                     case frames.StartProfile() | frames.StopProfile():
                         self._profiles.handle(message)
+                    case frames.WatchPrefixes():
+                        prefix = self._loop.scheduler.prefix
+                        self._held = prefix.watch(max(1, message.stride))
                     case frames.Shutdown():
                         self._loop.apply_commands()
                         self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
@@ -130,9 +135,16 @@ class EngineServer:
             facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
                 self._gateway.send_frame(frames.Frame(emissions, facts, self._lost))
+            self._say_prefixes()
             if self._profiles.open is not None and self._profiles.end_full():
                 self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()
+
+    def _say_prefixes(self) -> None:
+        """What the prefix cache came to hold and to hold no more, if that was asked for."""
+        if self._held is not None and self._held.has_news and not self._gateway.is_behind:
+            held = self._held.take()
+            self._gateway.send(frames.PrefixesHeld(held.whole, held.added, held.removed))
 
     def _receive(self) -> list[frames.ToEngine]:
         """Wait for messages while idle; they begin an iteration of the loop."""

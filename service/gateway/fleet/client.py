@@ -341,7 +341,9 @@ class FleetClient(EngineClient):
         known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
         self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))
         self._facts.append(
-            RemoteAdmitted(at_ns, admitted.seq_id, remote.link.name, known, hit, ghost)
+            RemoteAdmitted(
+                at_ns, admitted.seq_id, remote.link.name, known, hit, ghost, admitted.waited_ns
+            )
         )
 
     def _tell(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
