@@ -15,8 +15,8 @@ token, as an embedding, has no `decode`: its `prefill` ends at the commit of the
 
 Of a sequence at an engine node a token's commit is when the token came to the gateway. `first
 scheduled` is when it was sent and, later by that, how long it waited by the node's clock: the way
-there counts as `prefill`, the way back with the token too. Where a node does not say how long, it is
-when the news came, which is with the end of that step.
+there counts as `prefill`, the way back with the token too. Where a node does not say how long, it
+is when the news came, which is with the end of that step.
 
 Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
 `detokenize` the way of the last token back. These are not observed, and the ledger says so
