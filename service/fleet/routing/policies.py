@@ -119,9 +119,9 @@ class LeastFinish:
         book = self._book
         order, found, least = book.order, dict[int, int](), list[int]()
         last = groups = 0
-        holders_of, anchors = book.prefixes.holders, request.anchors
-        for depth in range(len(anchors), 0, -1):
-            holders = holders_of.get(anchors[depth - 1])
+        at_depth = list(map(book.prefixes.holders.get, request.anchors))
+        for depth in range(len(at_depth), 0, -1):
+            holders = at_depth[depth - 1]
             if holders is None or len(holders) == last:
                 continue  # the same ones: who holds more, holds this too
             last, groups = len(holders), groups + 1
@@ -143,11 +143,13 @@ class LeastFinish:
     ) -> None:
         """The first of the order; beyond those, silent ones and excluded ones do not count."""
         added = 0
-        for index in self._book.order.least(LOOKED_THROUGH + len(excluded)):
+        order, view = self._book.order, self._book.view
+        for place in range(min(len(order), LOOKED_THROUGH + len(excluded))):
+            index = order.at(place)
             if index in excluded:
                 continue
             found.setdefault(index, 0)
-            added += not self._book.view(index).silence_ns(now_ns)
+            added += not view(index).silence_ns(now_ns)
             if added == LEAST_LOADED:
                 return
 
