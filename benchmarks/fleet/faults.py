@@ -3,7 +3,7 @@
     python -m benchmarks.fleet.faults run --minutes 20     # again until all are there
     python -m benchmarks.fleet.faults run --large --fleets 100
 
-Each is a fleet of one to four engines for 4 seconds, with short texts
+Each is a fleet of one to four engines for 2.5 seconds, with short texts
 (`lab.fleet.scenarios.tiny_chaos`), or, with `--large`, of up to five with longer ones
 (`fleet_chaos`). A run goes on after the last seed in `benchmarks/results/fleet_faults.json` if the
 code of routing and the simulation is the same. The first seed that breaks an invariant is printed

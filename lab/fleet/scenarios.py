@@ -29,7 +29,7 @@ _TINY = replace(LIMITS, max_model_tokens=640, blocks_total=44, max_seqs=4)
 def tiny_chaos(seed: int) -> FleetScenario:
     """All that `fleet_chaos` has, so short that ten thousand of them are run in half an hour."""
     random = Random(f"tiny/{seed}")
-    found = fleet_chaos(seed, most_engines=4)
+    found = fleet_chaos(seed, span_s=2.5, most_engines=4)
     return replace(
         found,
         sessions=tuple(_tiny(one) for one in found.sessions),
@@ -39,7 +39,7 @@ def tiny_chaos(seed: int) -> FleetScenario:
 
 def _tiny(session: Session) -> Session:
     turns = tuple(
-        Turn(min(100, turn.new_tokens), min(20, turn.output_tokens), turn.pause_ns // 4)
+        Turn(min(100, turn.new_tokens), min(12, turn.output_tokens), turn.pause_ns // 4)
         for turn in session.turns[:3]
     )
     return Session(session.at_ns, session.tenant, session.prefix[:256], turns, session.seed)
