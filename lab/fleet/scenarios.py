@@ -34,6 +34,7 @@ def tiny_chaos(seed: int) -> FleetScenario:
         found,
         sessions=tuple(_tiny(one) for one in found.sessions),
         limits=random.choice((_TINY, replace(_TINY, blocks_total=200, max_seqs=16))),
+        faults=replace(found.faults, cancel_within_ns=400_000_000),
     )
 
 
