@@ -39,7 +39,6 @@ from service.engine.inbox import (
     WeightsRead,
 )
 from service.engine.kv.cpu_offload import Retention
-from service.engine.kv.held_prefixes import HeldPrefixes
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
@@ -50,6 +49,7 @@ from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
 from service.process.live_sequences import SequenceLister
 from service.process.many_gateways import ManyGateways
+from service.process.prefix_news import PrefixNews
 from service.process.profiling import Profiles
 from telemetry.costs.step_cost import fit, warm_up_steps
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
@@ -90,7 +90,7 @@ class EngineServer:
         self._loop = loop
         self._lane = lane
         self._lister = SequenceLister(clock)
-        self._held: HeldPrefixes | None = None
+        self._prefixes = PrefixNews(loop.scheduler.prefix, gateway)
         self._pauses = Lane(1) if pauses is None else pauses
         self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
 
@@ -105,23 +105,14 @@ class EngineServer:
                         self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
-                    case (
-                        Cancel()
-                        | Pause()
-                        | Resume()
-                        | FlushCache()
-                        | SetLimits()
-                        | SetRecording()
-                        | SetStepCost()
-                        | LoadAdapter()
-                        | UnloadAdapter()
-                    ):
+                    case Cancel() | Pause() | Resume() | FlushCache() | SetLimits():
+                        self._inbox.put(message)
+                    case SetRecording() | SetStepCost() | LoadAdapter() | UnloadAdapter():
                         self._inbox.put(message)
                     case frames.StartProfile() | frames.StopProfile():
                         self._profiles.handle(message)
                     case frames.WatchPrefixes():
-                        prefix = self._loop.scheduler.prefix
-                        self._held = prefix.watch(max(1, message.stride))
+                        self._prefixes.watch(message)
                     case frames.Shutdown():
                         self._loop.apply_commands()
                         self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
@@ -135,16 +126,10 @@ class EngineServer:
             facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
                 self._gateway.send_frame(frames.Frame(emissions, facts, self._lost))
-            self._say_prefixes()
+            self._prefixes.say()
             if self._profiles.open is not None and self._profiles.end_full():
                 self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()
-
-    def _say_prefixes(self) -> None:
-        """What the prefix cache came to hold and to hold no more, if that was asked for."""
-        if self._held is not None and self._held.has_news and not self._gateway.is_behind:
-            held = self._held.take()
-            self._gateway.send(frames.PrefixesHeld(held.whole, held.added, held.removed))
 
     def _receive(self) -> list[frames.ToEngine]:
         """Wait for messages while idle; they begin an iteration of the loop."""

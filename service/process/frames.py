@@ -149,6 +149,16 @@ ToEngine = (
     | WatchPrefixes
     | Shutdown
 )
+OfTheEngine = (
+    FlushCache
+    | SetLimits
+    | SetRecording
+    | SetStepCost
+    | LoadAdapter
+    | UnloadAdapter
+    | WatchPrefixes
+)
+"""Commands that concern no single sequence."""
 FromGatewayProcess = Join | Submit | Cancel | Pause | Resume
 ToGateway = LoadProgress | Frame | ProfileEnded | PrefixesHeld | EngineFailed
 

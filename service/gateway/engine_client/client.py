@@ -16,15 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
     Cancel,
-    FlushCache,
-    LoadAdapter,
     Pause,
     Resume,
-    SetLimits,
-    SetRecording,
-    SetStepCost,
     Submit,
-    UnloadAdapter,
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
@@ -140,18 +134,7 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(
-        self,
-        command: (
-            FlushCache
-            | SetLimits
-            | SetRecording
-            | SetStepCost
-            | LoadAdapter
-            | UnloadAdapter
-            | frames.WatchPrefixes
-        ),
-    ) -> None:
+    def send(self, command: frames.OfTheEngine) -> None:
         """Send a command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
