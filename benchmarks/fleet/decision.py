@@ -4,9 +4,9 @@
 
 One gateway's router, with reports of each engine every 500 ms, tenants' system prompts that many
 engines hold, and agents' prompts that one holds. A decision is `choose` and `sent`, which includes
-the book's part; the anchors of a prompt are hashed before and timed apart. Times are of this
-thread, as CPU time (what others run meanwhile is not in them), one after the other, with the garbage
-collector as servers have it.
+the book's part; the anchors of a prompt are hashed before and timed apart. Times are CPU time of
+this thread, without what others run meanwhile, one after the other, with the garbage collector as
+servers have it.
 """
 
 from __future__ import annotations
