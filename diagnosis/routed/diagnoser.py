@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.routed.abstentions import Seen, abstentions
 from diagnosis.routed.causes import (
     affinity_lost,
@@ -24,13 +25,13 @@ from diagnosis.routed.prefixes import ComputedPrefixes
 from diagnosis.routed.ranking import Held, ranked
 from diagnosis.routed.sequences import Sequence, Sequences
 from diagnosis.routed.symptoms import FleetFault, RoutedVerdict
-from diagnosis.routed.thresholds import APART_TICKS, PAST_TICKS, TICK_NS, WINDOW_TICKS
+from diagnosis.routed.thresholds import APART_TICKS, PAST_TICKS, WINDOW_TICKS
 from diagnosis.routed.ticks import First, Ticks
 from diagnosis.routed.window import Window
-from service.fleet.routing.anchors import STRIDE_BLOCKS
 from telemetry.clocks.boundaries import ClockFinding
 from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.fleet.routing_records import (
+    ANCHOR_BLOCKS,
     EngineJoined,
     EngineLeft,
     EngineReported,
@@ -112,7 +113,7 @@ class RoutedDiagnoser:
     def _routed(self, fact: RequestRouted) -> None:
         depth = self._prefixes.depth(fact.engine, fact.anchors, fact.at_ns)
         engine, tick = self._engines.now.get(fact.engine), self._ticks.now
-        stride = 0 if engine is None else STRIDE_BLOCKS * engine.block_tokens
+        stride = 0 if engine is None else ANCHOR_BLOCKS * engine.block_tokens
         self._sequences.routed(fact, min(depth * stride, fact.prompt_tokens - 1))
         tick.cell(fact.engine).picks += 1
         tick.routed += 1
@@ -193,13 +194,13 @@ class RoutedDiagnoser:
 
     def _advance(self, at_ns: int) -> None:
         if self._end_ns is None:
-            self._end_ns = (at_ns // TICK_NS + 1) * TICK_NS
-        behind = (at_ns - self._end_ns) // TICK_NS
+            self._end_ns = (at_ns // BUCKET_NS + 1) * BUCKET_NS
+        behind = (at_ns - self._end_ns) // BUCKET_NS
         if behind > _MOST_TICKS:  # nothing was recorded for a long time
-            self._end_ns += behind * TICK_NS
+            self._end_ns += behind * BUCKET_NS
         while self._end_ns <= at_ns:
             self._on_tick(self._end_ns)
-            self._end_ns += TICK_NS
+            self._end_ns += BUCKET_NS
 
     def _on_tick(self, end_ns: int) -> None:
         for name, engine in self._engines.now.items():
@@ -224,7 +225,7 @@ class RoutedDiagnoser:
         self.verdict = RoutedVerdict(
             faults=ranked(said),
             engines=engines,
-            window_ns=len(window.recent) * TICK_NS,
+            window_ns=len(window.recent) * BUCKET_NS,
             compared=window.has_history,
             abstained=abstentions(self._seen, engines),
         )

@@ -9,7 +9,7 @@ from diagnosis.routed.steps import EngineSteps
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineJoined, EngineReported
 
-_NAMES_KEPT = 8192
+_KEPT = 8192
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Engines:
         self.now[fact.engine] = Engine(fact.incarnation, fact.block_tokens, signal)
         is_back = fact.engine in self._before
         self._before[fact.engine] = None
-        if len(self._before) > _NAMES_KEPT:
+        if len(self._before) > _KEPT:
             del self._before[next(iter(self._before))]
         return is_back
 

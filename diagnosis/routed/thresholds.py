@@ -1,14 +1,13 @@
 """Every number that decides what a gateway says of its fleet.
 
 In the form of `diagnosis.thresholds`: annotated with unit, meaning and reason. A *tick* is half a
-second. *by hand*: chosen on development seeds (`benchmarks/diagnosis/fleet`), not fitted.
+second (`counts.BUCKET_NS`). *by hand*: chosen on development seeds
+(`benchmarks/diagnosis/fleet`), not fitted.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
-
-TICK_NS = 500_000_000
 
 WINDOW_TICKS: Annotated[
     int, "ticks", "what is judged: the last ones",
@@ -41,7 +40,7 @@ SEEN_NS: Annotated[
 
 # --- replica_slow ------------------------------------------------------------------------------
 
-LEAST_STEPS: Annotated[
+LEAST_PACE_STEPS: Annotated[
     int, "steps", "of an engine in the window: of fewer nothing is said",
     "by hand: ten steps average the jitter of a network and of a machine",
 ] = 10  # fmt: skip
@@ -81,7 +80,7 @@ STALE_BESIDE_USUAL: Annotated[
 LEAST_AVOIDABLE: Annotated[
     float, "of an engine's prompt tokens", "more computed again than usual: affinity is lost",
     "by hand: evictions and ties move a few percent",
-] = 0.15  # fmt: skip
+] = 0.12  # fmt: skip
 AVOIDABLE_BESIDE_USUAL: Annotated[
     float, "times", "the usual share of avoidable tokens",
     "by hand: a cache that is too small for its prefixes always has a large one",
@@ -116,6 +115,10 @@ HERD_WITHIN: Annotated[
     float, "of 1", "more likely for two requests of a tick to go to one engine than for any two",
     "by hand: picks that are spread are less likely to meet than any two",
 ] = 0.15  # fmt: skip
+OTHERS_SHARE: Annotated[
+    float, "of the arrivals", "by other gateways: they are named as a cause",
+    "by hand: reports show only what others have there at the time, and so too few",
+] = 0.2  # fmt: skip
 LEAST_PAIRS: Annotated[
     int, "pairs", "of requests of one tick, in the window",
     "by hand: the share of fewer is off by more than what is looked for",

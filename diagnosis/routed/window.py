@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from diagnosis.routed.thresholds import LATE_NS, LEAST_FIRSTS, LEAST_STEPS
+from diagnosis.routed.thresholds import LATE_NS, LEAST_FIRSTS, LEAST_PACE_STEPS
 from diagnosis.routed.ticks import Cell, First, Tick, summed
 from telemetry.numbers.quantiles import median
 
@@ -103,7 +103,7 @@ def relative(engine: str, cells: dict[str, Cell]) -> float | None:
     paces = {
         name: cell.span_ns / cell.expected_ns
         for name, cell in cells.items()
-        if cell.steps >= LEAST_STEPS and cell.expected_ns > 0
+        if cell.steps >= LEAST_PACE_STEPS and cell.expected_ns > 0
     }
     own = paces.pop(engine, None)
     others = median(paces.values())

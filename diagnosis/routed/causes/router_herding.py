@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import HERD_WITHIN, LEAST_PAIRS
+from diagnosis.routed.thresholds import HERD_WITHIN, LEAST_PAIRS, OTHERS_SHARE
 from diagnosis.routed.window import Window
 
 R = Routed
@@ -23,7 +23,11 @@ def found(window: Window) -> FleetFault | None:
     late = window.late()
     others = sum(cell.others for cell in window.cells.values())
     arrivals = sum(cell.arrivals for cell in window.cells.values())
-    by = "other gateways send there too" if others > arrivals / 5 else "by this gateway alone"
+    by = (
+        "other gateways send there too"
+        if others > OTHERS_SHARE * arrivals
+        else "by this gateway alone"
+    )
     usual_ns = window.usual_wait_ns
     return FleetFault(
         symptom=FleetSymptom.ROUTER_HERDING,

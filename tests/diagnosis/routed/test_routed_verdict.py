@@ -75,7 +75,7 @@ def test_before_it_was_slow_nothing_is_said() -> None:
 
 def test_a_server_with_an_engine_of_its_own_has_no_fleet() -> None:
     diagnoser = Diagnoser()
-    diagnoser.on_facts([EngineIdled(0, 0)])
+    diagnoser.on_facts([EngineIdled(0, 0, 0, 0, 0, 1)])
 
     assert diagnoser.diagnosis().fleet is None
 
