@@ -115,7 +115,7 @@ HERD_WITHIN: Annotated[
     float, "of 1", "more likely for two requests of a tick to go to one engine than for any two",
     "by hand: picks that are spread are less likely to meet than any two",
 ] = 0.15  # fmt: skip
-OTHERS_SHARE: Annotated[
+HERD_OTHERS: Annotated[
     float, "of the arrivals", "by other gateways: they are named as a cause",
     "by hand: reports show only what others have there at the time, and so too few",
 ] = 0.2  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import HERD_WITHIN, LEAST_PAIRS, OTHERS_SHARE
+from diagnosis.routed.thresholds import HERD_WITHIN, LEAST_PAIRS, HERD_OTHERS
 from diagnosis.routed.window import Window
 
 R = Routed
@@ -25,7 +25,7 @@ def found(window: Window) -> FleetFault | None:
     arrivals = sum(cell.arrivals for cell in window.cells.values())
     by = (
         "other gateways send there too"
-        if others > OTHERS_SHARE * arrivals
+        if others > HERD_OTHERS * arrivals
         else "by this gateway alone"
     )
     usual_ns = window.usual_wait_ns

@@ -88,17 +88,17 @@ def _spread(plan: Plan) -> Fleet:
     )
 
 
-def _rolling(plan: Plan) -> Fleet:
-    """Engines are started again one after the other, as by a change that does not wait."""
-    names = [f"e{number}" for number in range(plan.engines)]
+def _restarts(plan: Plan) -> Fleet:
+    """An engine is started again and again, and each time gets its own prefixes, which it lost."""
+    name = plan.some_engine()
     events: list[Death | Join] = []
-    for number, name in enumerate(names):
-        at_ns = plan.onset_ns + number * 2_500 * _MS
-        events += [Death(at_ns, name), Join(at_ns + 1_000 * _MS, name)]
+    for at_ns in range(plan.onset_ns, plan.over_ns, 4_500 * _MS):
+        events += [Death(at_ns, name), Join(at_ns + 700 * _MS, name)]
     return Fleet(
-        sessions=usual(plan, Trace.SHARED_PREFIX, Trace.AGENTIC),
+        sessions=usual(plan, Trace.SHARED_PREFIX),
+        policy=RoutingPolicy.PREFIX_AFFINITY,
         faults=TwinFaults(events=tuple(events)),
-        culprits=tuple(names),
+        culprits=(name,),
     )
 
 
@@ -202,7 +202,7 @@ FLEET_TWINS: dict[str, dict[str, Mechanism]] = {
     "replica_slow": {"slow": _slow, "pauses": _stopped_again_and_again},
     "router_herding": {"forgetful": _forgetful, "crowd": _crowd},
     "hot_prefix": {"affinity": _hot, "agents": _hot_agents},
-    "affinity_lost": {"flush": _flushed, "rolling": _rolling},
+    "affinity_lost": {"flush": _flushed, "restarts": _restarts},
     "signals_stale": {"late": _late_reports, "silent": _silent},
     "clock_unbounded": {"jump": _jump, "slewed": _slewed},
 }
