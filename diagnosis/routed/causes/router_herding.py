@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import HERD_WITHIN, LEAST_PAIRS, HERD_OTHERS
+from diagnosis.routed.thresholds import HERD_OTHERS, HERD_WITHIN, LEAST_PAIRS
 from diagnosis.routed.window import Window
 
 R = Routed
