@@ -19,7 +19,7 @@ from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
 from service.engine.fairness import Policy
-from service.engine.inbox import Cancel, SetStepCost, Submit
+from service.engine.inbox import Command, SetStepCost, Submit
 from service.engine.limits_record import record_of
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
@@ -147,6 +147,7 @@ class SimEngine:
         self.report_due = False
         self.live: set[int] = set()
         self.prompt_tokens = self.hit_tokens = 0
+        self.admitted: list[SequenceAdmitted] = []  # by the last turn
         self._virtual = VirtualEngine(self.scheduler, self.device, self.clock, lambda: 0)
         self._held = self.scheduler.prefix.watch(STRIDE_BLOCKS) if whole_each else None
         self._whole_each = whole_each
@@ -169,7 +170,8 @@ class SimEngine:
         self._unread += 1
         self._virtual.send(command)
 
-    def cancel(self, command: Cancel) -> None:
+    def command(self, command: Command) -> None:
+        """Anything but a request."""
         self._virtual.send(command)
 
     def turn(self, now_ns: int) -> list[Emission] | None:
@@ -181,8 +183,10 @@ class SimEngine:
         emissions = self._virtual.turn()
         facts = self._virtual.take_facts()
         self._loads.take(facts)
+        self.admitted.clear()
         for fact in facts:
             if isinstance(fact, SequenceAdmitted):
+                self.admitted.append(fact)
                 self.prompt_tokens += fact.known_tokens
                 self.hit_tokens += fact.hit_tokens
         for emission in emissions:

@@ -31,7 +31,7 @@ def test_the_load_from_the_facts_is_that_of_the_scheduler(seed: int) -> None:
             seq_id += 1
             engine.submit(_submit(random, seq_id), random.randint(1, 200))
         if engine.live and random.random() < 0.03:
-            engine.cancel(Cancel(random.choice(sorted(engine.live)), EndReason.DISCONNECT))
+            engine.command(Cancel(random.choice(sorted(engine.live)), EndReason.DISCONNECT))
         engine.turn(engine.clock.now_ns())
         engine.rest()
         preempted += sum(one.preemptions for one in engine.scheduler.table.running)
