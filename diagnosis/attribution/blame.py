@@ -18,6 +18,7 @@ from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
 from diagnosis.attribution.first_links import charge_first_links
+from diagnosis.attribution.queue import is_in_danger, take_queue
 from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
@@ -58,7 +59,12 @@ def blame(window: Window, reference: Reference) -> Blame:
         _take_beside(found, engine, scale)
     unnamed_ns = _first(found, window, reference)
     _deliver(found, window, gateway)
-    charge_first_links(found, window, reference, gateway, unnamed_ns)
+    unnamed_ns = charge_first_links(found, window, reference, gateway, unnamed_ns)
+    if is_in_danger(found, is_said=False):  # a queue that nothing else explains, and that is felt
+        found.harm_ns[S.QUEUE_OVERLOAD] += unnamed_ns
+        unnamed_ns = 0.0
+    fuller_ns = 0.0 if engine is None else min(engine.fuller_ns, stages[Stage.DECODE])
+    found.load_ns = fuller_ns + unnamed_ns + found.harm_ns[S.QUEUE_OVERLOAD]
     return found
 
 
@@ -163,6 +169,7 @@ def _take_waits(found: Blame, window: Window) -> None:
         return
     waited_ns = window.counts.waited_ns
     found.facts[M.WAITED] = sum(waited_ns.values()) / 1e6
+    take_queue(found, window)
     counts = window.counts
     if counts.adapter_loads:
         found.facts[M.ADAPTER_LOADS] = counts.adapter_loads

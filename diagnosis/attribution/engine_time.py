@@ -195,4 +195,6 @@ def _co_decode(
     if larger and before is not None and float(steps.rows.max()) > before.max_seqs:
         found.decoding_ns[S.OVERSIZED_BATCH] += (1 - zombies) * excess_ns
         return
-    charge_in_proportion(found.decoding_ns, queue_contributors(found), (1 - zombies) * excess_ns)
+    contributors = queue_contributors(found)
+    found.fuller_ns = 0.0 if contributors else (1 - zombies) * excess_ns
+    charge_in_proportion(found.decoding_ns, contributors, (1 - zombies) * excess_ns)

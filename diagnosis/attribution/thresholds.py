@@ -74,6 +74,19 @@ TENANT_GROWTH: Annotated[
     float, "ratio", "one tenant grew so many times as much as the others",
     "by hand: where all grow, the one that grew most is not to blame",
 ] = 1.7  # fmt: skip
+IN_DANGER: Annotated[
+    float, "of the TTFT target", "an expected wait that puts it in danger: an overload",
+    "by hand: below it a queue does what queues are for; prefill and the variation of waits need "
+    "the rest",
+] = 0.5  # fmt: skip
+STILL_IN_DANGER: Annotated[
+    float, "of the TTFT target", "the same, of an overload that stands",
+    "by hand, half of IN_DANGER: a queue that shrinks is the same overload (hysteresis)",
+] = 0.25  # fmt: skip
+TIGHT_SHARE: Annotated[
+    float, "of the sequences", "a TTFT target counts that so many have, or a tighter one",
+    "by hand: of fewer with a class of their own the promise to that class is judged for itself",
+] = 0.1  # fmt: skip
 OTHERS_SHARE: Annotated[
     float, "of their share of the waiting time", "others wait at least as much",
     "by hand: a tenant that delays only itself is not unfair",

@@ -127,6 +127,19 @@ def test_a_tenant_that_grew_in_proportion_to_all_is_not_unfair() -> None:
     assert (found.demand, found.tenant) == (S.QUEUE_OVERLOAD, None)
 
 
+def test_the_tenant_that_sends_most_in_a_surge_is_not_unfair_by_chance() -> None:
+    """All send more, and how many each sends of them is drawn anew."""
+    tenants = {"red": 5.0, "green": 5.0}
+    surge, flood = arrived({"red": 34, "green": 16}), arrived({"red": 60, "green": 11})
+    later = arrived({"red": 17, "green": 8})
+
+    by_chance = demand_delta(window(surge, later, 2.0), baseline(tenants=tenants))
+    by_one = demand_delta(window(flood, later, 2.0), baseline(tenants=tenants))
+
+    assert (by_chance.demand, by_chance.tenant) == (S.QUEUE_OVERLOAD, None)
+    assert (by_one.demand, by_one.tenant) == (S.UNFAIRNESS, "red")
+
+
 def test_choices_are_counted_from_requests_and_not_from_sequences() -> None:
     """Sequences reach the engine later than requests reach the gateway: more sequences than
     requests in a short time do not mean several choices."""

@@ -1,0 +1,130 @@
+"""Load within what the server can do is no fault, and more than that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnosis.attribution.blame import Blame, blame
+from diagnosis.attribution.charges import Charges
+from diagnosis.attribution.queue import is_in_danger
+from diagnosis.attribution.thresholds import IN_DANGER, STILL_IN_DANGER
+from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.reference import slo_baseline
+from diagnosis.detection.steps import StepRow, Steps
+from diagnosis.detection.window import Window
+from diagnosis.evidence import Measurement
+from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.rules import findings_of
+from lab.twins.registry import build_twin
+from telemetry.facts.reasons import EndReason, WaitReason
+from tests.support.worlds.twin_cases import SECOND, verdicts
+
+S, M = Symptom, Measurement
+
+
+def queue(
+    waiting: float,
+    served_per_s: float,
+    seconds: float = 8.0,
+    targets_ms: dict[int, int] | None = None,
+    turned_away: int = 0,
+) -> Blame:
+    """So many wait all the time, and so many leave the queue each second; the TTFT targets of the
+    sequences that came, with their number."""
+
+    def of(length_s: float) -> Counts:
+        return Counts(
+            waited_ns=Counter({WaitReason.SEQS: int(waiting * length_s * SECOND)}),
+            admitted=int(served_per_s * length_s),
+            ended=Counter({EndReason.QUEUE_FULL: turned_away}),
+            first_targets_ns=Counter(
+                {ms * 1_000_000: count for ms, count in (targets_ms or {500: 80}).items()}
+            ),
+        )
+
+    row = StepRow(*[0] * len(StepRow._fields))._replace(turn_ns=SECOND, decode_rows=1)
+    steps = Steps(np.array([row] * int(seconds), dtype=np.float64))
+    return blame(Window(seconds, of(seconds), of(seconds / 2), steps, None), slo_baseline())
+
+
+def said_of(load: float, other: float, in_danger: bool) -> list[Finding]:
+    """Findings where these shares of the delay of ten requests in 10 s are of load and of a
+    pause."""
+    total_ns = 100.0 * SECOND
+    harm_ns = Charges({S.QUEUE_OVERLOAD: load * total_ns, S.HOST_STALL: other * total_ns})
+    stages_ns = dict.fromkeys(Stage, 0.0) | {Stage.FIRST: total_ns}
+    charged = Blame(10.0, total_ns, dict.fromkeys(Stage, 0.0), harm_ns, stages_ns, None)
+    charged.facts |= {M.EXPECTED_WAIT: 400.0 if in_danger else 40.0, M.WAIT_TARGET: 500.0}
+    return findings_of(charged, 0, (), ())
+
+
+@pytest.mark.parametrize(("name", "mechanism", "seed"), [("healthy_surges", "mmpp", 102)], ids=str)
+def test_a_healthy_life_in_which_load_surges_has_no_finding(
+    name: str, mechanism: str, seed: int
+) -> None:
+    said = [diagnosis for _, diagnosis in verdicts(build_twin(name, seed, mechanism))]
+
+    assert {diagnosis.verdict for diagnosis in said} == {"healthy"}
+
+
+def test_a_queue_is_an_overload_when_who_comes_now_may_miss_the_target() -> None:
+    """Ten wait, forty are served a second: a quarter of a second, which is half of the target."""
+    assert queue(10, 40).facts[M.EXPECTED_WAIT] == pytest.approx(250)
+    assert is_in_danger(queue(10, 40), is_said=False)
+    assert not is_in_danger(queue(9, 40), is_said=False)
+    assert not is_in_danger(queue(10, 40, targets_ms={2000: 80}), is_said=False)
+
+
+def test_an_overload_stands_until_its_queue_is_short() -> None:
+    assert is_in_danger(queue(6, 40), is_said=True)
+    assert not is_in_danger(queue(6, 40), is_said=False)
+    assert not is_in_danger(queue(4, 40), is_said=True)
+
+
+def test_the_target_is_the_tightest_that_many_have() -> None:
+    """One request of a class of its own does not make every queue an overload."""
+    few, many = {150: 4, 2000: 76}, {150: 8, 2000: 72}
+
+    assert queue(10, 40, targets_ms=few).facts[M.WAIT_TARGET] == 2000
+    assert queue(10, 40, targets_ms=many).facts[M.WAIT_TARGET] == 150
+
+
+def test_whom_a_full_queue_turns_away_feels_it_however_short_it_is() -> None:
+    assert is_in_danger(queue(0, 40, turned_away=1), is_said=False)
+
+
+def test_a_moment_is_too_short_to_say_how_long_a_queue_is() -> None:
+    assert queue(10, 40, seconds=1.0).facts[M.EXPECTED_WAIT] is None
+    assert not is_in_danger(queue(10, 1, seconds=1.0), is_said=False)
+
+
+@given(st.floats(0, 100), st.floats(1, 100), st.integers(1, 5_000))
+def test_a_longer_queue_is_never_less_of_an_overload(
+    waiting: float, more: float, target_ms: int
+) -> None:
+    short, long = (
+        queue(number, 40, targets_ms={target_ms: 10}) for number in (waiting, waiting + more)
+    )
+
+    for is_said in (False, True):
+        assert is_in_danger(short, is_said=is_said) <= is_in_danger(long, is_said=is_said)
+    assert is_in_danger(short, is_said=False) <= is_in_danger(short, is_said=True)
+    assert STILL_IN_DANGER < IN_DANGER < 1
+
+
+def test_load_that_nobody_feels_is_not_said_and_hides_no_fault() -> None:
+    """What is said instead needs as much of the harm as if it stood alone."""
+    assert said_of(0.9, 0.1, in_danger=True)[0].symptom is S.QUEUE_OVERLOAD
+    assert said_of(0.9, 0.1, in_danger=False) == []
+    assert [one.symptom for one in said_of(0.6, 0.4, in_danger=False)] == [S.HOST_STALL]
+
+
+def test_the_evidence_of_an_overload_says_how_long_who_comes_now_will_wait() -> None:
+    shown = {one.name: one.value for one in said_of(0.9, 0.1, in_danger=True)[0].evidence}
+
+    assert (shown["expected_wait"], shown["wait_target"]) == (400.0, 500.0)
