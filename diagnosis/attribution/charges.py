@@ -43,7 +43,7 @@ class EngineTime:
     the engine's in all steps. `slow` is how many times longer than predicted the forward passes in
     range took. `demand_share` of the requests came beyond the baseline, charged to `demand`;
     `longer` are tokens of prompts and answers beyond their usual length, by cause; `fuller_ns` is
-    requests' time beside more decode rows than usual, which nothing explains but their number.
+    requests' time beside more rows than usual, which nothing explains but their number.
     `claims` say what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it
     `has_gpu`."""
 

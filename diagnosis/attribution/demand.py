@@ -103,14 +103,16 @@ def _prompt_tokens(
     started, fresh = window.started, 1 - reference.hit_share
     is_blind = started is not None and "shadow_cache" in started.unobserved
     longer = fresh * _longer_prompts(counts, reference, sigmas)
+    again = float(steps.recompute_tokens.sum())
+    is_more = again > MISSED_SHARE * float(steps.prompt_tokens.sum())
     parts = {
-        S.KV_THRASH: float(steps.recompute_tokens.sum()),
+        S.KV_THRASH: again if is_more else 0.0,
         S.PREFIX_CACHE_COLD: _missed(counts, reference, sigmas),
         S.PREFILL_INTERFERENCE: longer,
         demand: more * reference.prompt_tokens * fresh,
     }
     facts |= {
-        M.RECOMPUTE_TOKENS: parts[S.KV_THRASH],
+        M.RECOMPUTE_TOKENS: again,
         M.AVOIDABLE_TOKENS: _usual(reference, parts[S.PREFIX_CACHE_COLD]),
         M.GHOST_TOKENS: None if is_blind else float(counts.ghost_tokens),
         M.HIT_SHARE: counts.hit_share if counts.known_tokens else None,

@@ -116,6 +116,8 @@ def _work(
     several = larger.sum() >= LEAST_LARGER
     if not others and expensive and several and larger_ns > MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
+    if not others:
+        found.fuller_ns += max(0.0, co_more_ns)
     charge_in_proportion(found.decoding_ns, others, co_more_ns)
     charge_in_proportion(found.beside_ns, others, co_more_ns)
     charge_in_proportion(found.prompting_ns, prompts, own_more_ns)
@@ -196,5 +198,6 @@ def _co_decode(
         found.decoding_ns[S.OVERSIZED_BATCH] += (1 - zombies) * excess_ns
         return
     contributors = queue_contributors(found)
-    found.fuller_ns = 0.0 if contributors else (1 - zombies) * excess_ns
+    if not contributors:
+        found.fuller_ns += (1 - zombies) * excess_ns
     charge_in_proportion(found.decoding_ns, contributors, (1 - zombies) * excess_ns)

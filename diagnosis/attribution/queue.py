@@ -20,7 +20,8 @@ from telemetry.facts.reasons import EndReason
 
 M = Measurement
 
-_TURNED_AWAY = (EndReason.QUEUE_FULL, EndReason.TENANT_LIMIT, EndReason.TTFT_UNREACHABLE)
+# for the length of the queue; a tenant's own limit turns away without one
+_TURNED_AWAY = (EndReason.QUEUE_FULL, EndReason.TTFT_UNREACHABLE)
 
 
 def take_queue(found: Blame, window: Window) -> None:

@@ -60,7 +60,7 @@ MANY: Annotated[
 ] = 200  # fmt: skip
 MISSED_SHARE: Annotated[
     float, "of the prompt tokens; of the requests",
-    "fewer missed in the prefix cache are ignored",
+    "fewer missed in the prefix cache, or computed again, are ignored",
     "by hand: as much prefill more delays nobody; replays use it too",
 ] = 0.1  # fmt: skip
 LEAST_MISSED: Annotated[

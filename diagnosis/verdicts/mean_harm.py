@@ -138,10 +138,11 @@ class MeanHarm:
         onset_ns = self._detector.onset_ns
         if self._is_unknown or onset_ns is None or end_ns - onset_ns <= UNEXPLAINED_NS:
             return False
-        by_load = 0.0
+        left = self.excess
         if self.blame is not None and not is_in_danger(self.blame, is_said=False):
-            by_load = self.blame.load_ns / 1e9 / self.blame.seconds
-        return self.excess - by_load > UNEXPLAINED_REQUESTS
+            mean = (self.blame.excess_ns - self.blame.load_ns) / 1e9 / self.blame.seconds
+            left = min(left, mean)
+        return left > UNEXPLAINED_REQUESTS
 
     def _promote_pending(self, end_ns: int) -> None:
         """A pending alarm fires when one cause was clear, and the same, in two ticks in a row."""
