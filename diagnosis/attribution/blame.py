@@ -57,14 +57,18 @@ def blame(window: Window, reference: Reference) -> Blame:
     scale = _charge(found, _in_decode(found, window), stages[Stage.DECODE])
     if engine is not None:
         _take_beside(found, engine, scale)
+    charged_ns = sum(found.harm_ns.values())
     unnamed_ns = _first(found, window, reference)
+    first_ns = stages[Stage.FIRST] - (sum(found.harm_ns.values()) - charged_ns)
     _deliver(found, window, gateway)
-    unnamed_ns = charge_first_links(found, window, reference, gateway, unnamed_ns)
+    left_ns = charge_first_links(found, window, reference, gateway, unnamed_ns)
+    first_ns -= unnamed_ns - left_ns
     if is_in_danger(found, is_said=False):  # a queue that nothing else explains, and that is felt
-        found.harm_ns[S.QUEUE_OVERLOAD] += unnamed_ns
-        unnamed_ns = 0.0
+        found.harm_ns[S.QUEUE_OVERLOAD] += left_ns
+        first_ns -= left_ns
+    queued_ns = max(0.0, min(first_ns, sum(window.counts.waited_ns.values())))
     fuller_ns = 0.0 if engine is None else min(engine.fuller_ns, stages[Stage.DECODE])
-    found.load_ns = fuller_ns + unnamed_ns + found.harm_ns[S.QUEUE_OVERLOAD]
+    found.load_ns = fuller_ns + queued_ns + found.harm_ns[S.QUEUE_OVERLOAD]
     return found
 
 

@@ -70,8 +70,8 @@ class Blame:
     """`harm_ns` by cause adds up to `excess_ns`, which is the sum of `stages_ns`: requests' time
     beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
     growth in demand, if one did. `through` is how much of a cause's harm came by way of an effect:
-    of slow steps by way of the queue, say. `load_ns` of the harm is what load alone explains: more
-    requests in the batch, and a queue that has no other cause."""
+    of slow steps by way of the queue, say. `load_ns` of the excess is what load alone explains: a
+    fuller batch, and time in the queue that has no other cause."""
 
     seconds: float
     excess_ns: float

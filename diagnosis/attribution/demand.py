@@ -222,15 +222,14 @@ def _of_tenant(tenant: str, counts: Counts) -> int:
     return counts.tenant_requests[tenant]
 
 
-def _share_grew(window: Window, reference: Reference, tenant: str) -> bool:
+def share_grew(counts: Counts, reference: Reference, tenant: str, sigmas: float) -> bool:
     """Whether the tenant's share of the requests grew by more than chance. In a surge all tenants
     send more, and one of them most: given how many came in all, a tenant's number is binomial."""
-    count, known = window.counts.requests, reference.requests_per_s * reference.seconds
+    count, known = counts.requests, reference.requests_per_s * reference.seconds
     before = reference.tenants_per_s.get(tenant, 0.0) * reference.seconds
     share = (before + 1) / (known + 2)  # Laplace's rule of succession: never 0 or 1
     by_chance = (count * share * (1 - share) * (1 + count / (known + 2))) ** 0.5
-    more = window.counts.tenant_requests[tenant] - count * share
-    return more > YOUNG_SIGMAS * by_chance
+    return counts.tenant_requests[tenant] - count * share > sigmas * by_chance
 
 
 def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | None:
@@ -253,7 +252,7 @@ def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | Non
     usual_per_s = baseline[worst] / window.seconds
     if not _surplus(window, reference, came, usual_per_s, lasting=False):
         return None
-    if not _share_grew(window, reference, worst):
+    if not share_grew(counts, reference, worst, YOUNG_SIGMAS):
         return None
     waited_ns = counts.first_ns.total()
     others_ns = waited_ns - counts.first_ns[worst]

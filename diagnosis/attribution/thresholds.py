@@ -76,13 +76,13 @@ TENANT_GROWTH: Annotated[
 ] = 1.7  # fmt: skip
 IN_DANGER: Annotated[
     float, "of the TTFT target", "an expected wait that puts it in danger: an overload",
-    "by hand: below it a queue does what queues are for; prefill and the variation of waits need "
-    "the rest",
-] = 0.5  # fmt: skip
+    "by hand: where the mean wait is as much, the longest come close to the target; below it a "
+    "queue does what queues are for",
+] = 0.6  # fmt: skip
 STILL_IN_DANGER: Annotated[
     float, "of the TTFT target", "the same, of an overload that stands",
     "by hand, half of IN_DANGER: a queue that shrinks is the same overload (hysteresis)",
-] = 0.25  # fmt: skip
+] = 0.3  # fmt: skip
 TIGHT_SHARE: Annotated[
     float, "of the sequences", "a TTFT target counts that so many have, or a tighter one",
     "by hand: of fewer with a class of their own the promise to that class is judged for itself",

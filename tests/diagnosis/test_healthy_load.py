@@ -78,17 +78,17 @@ def test_a_healthy_life_in_which_load_surges_or_swings_has_no_finding(name: str,
 
 
 def test_a_queue_is_an_overload_when_who_comes_now_may_miss_the_target() -> None:
-    """Ten wait, forty are served a second: a quarter of a second, which is half of the target."""
-    assert queue(10, 40).facts[M.EXPECTED_WAIT] == pytest.approx(250)
-    assert is_in_danger(queue(10, 40), is_said=False)
-    assert not is_in_danger(queue(9, 40), is_said=False)
-    assert not is_in_danger(queue(10, 40, targets_ms={2000: 80}), is_said=False)
+    """Twelve wait, forty are served a second: 300 ms, which is six tenths of the target."""
+    assert queue(12, 40).facts[M.EXPECTED_WAIT] == pytest.approx(300)
+    assert is_in_danger(queue(12, 40), is_said=False)
+    assert not is_in_danger(queue(11, 40), is_said=False)
+    assert not is_in_danger(queue(12, 40, targets_ms={2000: 80}), is_said=False)
 
 
 def test_an_overload_stands_until_its_queue_is_short() -> None:
     assert is_in_danger(queue(6, 40), is_said=True)
     assert not is_in_danger(queue(6, 40), is_said=False)
-    assert not is_in_danger(queue(4, 40), is_said=True)
+    assert not is_in_danger(queue(5, 40), is_said=True)
 
 
 def test_the_target_is_the_tightest_that_many_have() -> None:
