@@ -18,7 +18,7 @@ from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
 from diagnosis.attribution.first_links import charge_first_links
-from diagnosis.attribution.queue import is_in_danger, take_queue
+from diagnosis.attribution.queue import take_queue
 from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
@@ -61,11 +61,7 @@ def blame(window: Window, reference: Reference) -> Blame:
     unnamed_ns = _first(found, window, reference)
     first_ns = stages[Stage.FIRST] - (sum(found.harm_ns.values()) - charged_ns)
     _deliver(found, window, gateway)
-    left_ns = charge_first_links(found, window, reference, gateway, unnamed_ns)
-    first_ns -= unnamed_ns - left_ns
-    if is_in_danger(found, is_said=False):  # a queue that nothing else explains, and that is felt
-        found.harm_ns[S.QUEUE_OVERLOAD] += left_ns
-        first_ns -= left_ns
+    first_ns -= charge_first_links(found, window, reference, gateway, unnamed_ns)
     queued_ns = max(0.0, min(first_ns, sum(window.counts.waited_ns.values())))
     fuller_ns = 0.0 if engine is None else min(engine.fuller_ns, stages[Stage.DECODE])
     found.load_ns = fuller_ns + queued_ns + found.harm_ns[S.QUEUE_OVERLOAD]

@@ -37,11 +37,11 @@ def charge_first_links(
     found: Blame, window: Window, reference: Reference, gateway: Charges, unnamed_ns: float
 ) -> float:
     """Move harm to the first links that are proven. `gateway` is what delayed the gateway,
-    `unnamed_ns` the time in the queue that has no cause. Returns what is left of it."""
+    `unnamed_ns` the time in the queue that has no cause. Returns what is charged of it."""
     found.facts |= held_facts(window)
     _blocks(found, window, reference)
     _loop(found, window, reference)
-    return unnamed_ns - _wave(found, window, reference, gateway, unnamed_ns)
+    return _wave(found, window, reference, gateway, unnamed_ns)
 
 
 def held_facts(window: Window) -> Taken:
