@@ -228,7 +228,7 @@ def share_grew(counts: Counts, reference: Reference, tenant: str, sigmas: float)
     count, known = counts.requests, reference.requests_per_s * reference.seconds
     before = reference.tenants_per_s.get(tenant, 0.0) * reference.seconds
     share = (before + 1) / (known + 2)  # Laplace's rule of succession: never 0 or 1
-    by_chance = (count * share * (1 - share) * (1 + count / (known + 2))) ** 0.5
+    by_chance: float = (count * share * (1 - share) * (1 + count / (known + 2))) ** 0.5
     return counts.tenant_requests[tenant] - count * share > sigmas * by_chance
 
 
