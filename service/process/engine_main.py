@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from service.config.settings import ConfigError, EngineConfig
+from service.device.cache.block_bytes import CacheBlocks
 from service.device.failures import stated_failure
 from service.device.loader import LoadedEngine, choose_device, load_executor
 from service.device.sampling.grammar_compiler import GrammarCompiler
@@ -47,6 +48,7 @@ from service.process import frames
 from service.process.adapter_store import AdapterStore
 from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
+from service.process.kv_exchange import KvExchange, digest_of, layout_of, no_exchange
 from service.process.live_sequences import SequenceLister
 from service.process.many_gateways import ManyGateways
 from service.process.profiling import Profiles
@@ -80,6 +82,7 @@ class EngineServer:
         profiles: Profiles,
         pauses: Lane | None = None,
         heartbeat: Heartbeat | None = None,
+        kv: KvExchange | None = None,
     ) -> None:
         self._gateway = gateway
         self._clock = clock
@@ -91,6 +94,7 @@ class EngineServer:
         self._lister = SequenceLister(clock)
         self._pauses = Lane(1) if pauses is None else pauses
         self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
+        self._kv = kv
 
     def serve(self) -> None:
         """Run until a Shutdown. Raises GatewayGone when the gateway closes the socket."""
@@ -100,7 +104,8 @@ class EngineServer:
                 match message:
                     case Submit():
                         self._lister.note_submitted(message.seq_id)
-                        self._inbox.put(message)
+                        if self._kv is None or not self._kv.submit(message):
+                            self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
                     case (
@@ -115,6 +120,9 @@ class EngineServer:
                         | UnloadAdapter()
                     ):
                         self._inbox.put(message)
+                    case frames.PrefillElsewhere():
+                        if self._kv is not None:
+                            self._kv.elsewhere(message)
                     case frames.StartProfile() | frames.StopProfile():
                         self._profiles.handle(message)
                     case frames.Shutdown():
@@ -123,9 +131,12 @@ class EngineServer:
                         return
                     case frames.Launch() | frames.UseVocabulary():
                         raise ValueError(f"a second {type(message).__name__}")
-            self._compile(constrained)
+            self._compile(constrained + self._poll_kv())
             emissions = self._loop.step()
             facts = self._take_facts()
+            if self._kv is not None:
+                emissions = self._kv.after_step(emissions, facts)
+                facts += self._take_facts()
             live = self._loop.scheduler.table.live
             facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
@@ -133,6 +144,13 @@ class EngineServer:
             if self._profiles.open is not None and self._profiles.end_full():
                 self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()
+
+    def _poll_kv(self) -> list[Submit]:
+        """What came from other engines; gives the sequences of theirs that need a grammar."""
+        begun = [] if self._kv is None else self._kv.poll()
+        for submit in begun:
+            self._lister.note_submitted(submit.seq_id)
+        return [submit for submit in begun if submit.grammar is not None]
 
     def _receive(self) -> list[frames.ToEngine]:
         """Wait for messages while idle; they begin an iteration of the loop."""
@@ -167,7 +185,8 @@ class EngineServer:
         """How long the loop may wait for a message; None: without limit."""
         if self._loop.has_work or len(self._inbox):
             return 0
-        wake_ns = self._loop.wake_ns
+        wakes_ns = (self._loop.wake_ns, None if self._kv is None else self._kv.wake_ns)
+        wake_ns = min((one for one in wakes_ns if one is not None), default=None)
         most_s = _GAP_S if self._gateway.has_gap else None
         if wake_ns is None:
             return most_s
@@ -263,17 +282,47 @@ def _run(
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done, warm))
     adapters.load_at_start(config.named_loras, inbox, loop.apply_commands)
+    kv = _kv_exchange(launch.kv, loaded, scheduler, limits, inbox, lane, clock, gateway)
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
         EngineServer(
-            gateway, inbox, loop, lane, clock, compilers[0], profiles, pauses, heartbeat
+            gateway, inbox, loop, lane, clock, compilers[0], profiles, pauses, heartbeat, kv
         ).serve()
     finally:
         profiles.close()
         adapters.close()
+        if kv is not None:
+            kv.close()
     loaded.executor.close()
     return 0
+
+
+def _kv_exchange(
+    launch: frames.KvLaunch | None,
+    loaded: LoadedEngine,
+    scheduler: Scheduler,
+    limits: Limits,
+    inbox: Inbox,
+    lane: Lane,
+    clock: Clock,
+    gateway: GatewayConnection,
+) -> KvExchange | None:
+    """What exchanges KV with other engines, if this is one of several; tells the gateway. Raises
+    ConfigError."""
+    if launch is None:
+        return None
+    if why := no_exchange(loaded):
+        gateway.send(frames.KvOffered(None, "", 0, why))
+        return None
+    memory = CacheBlocks(loaded.cache)
+    layout = layout_of(limits, loaded, memory)
+    try:
+        kv = KvExchange(launch, memory, layout, scheduler, inbox, lane, clock, gateway.wake)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --kv-listen: {error.strerror}") from error
+    gateway.send(frames.KvOffered(kv.port, digest_of(layout), layout.block_bytes))
+    return kv
 
 
 def first_cost(steps: Sequence[WarmUpStep]) -> SetStepCost:

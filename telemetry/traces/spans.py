@@ -27,6 +27,7 @@ from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.requests.account import Part
 from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
+from telemetry.requests.kv_accounts import kv_spans
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.link_targets import (
     MAX_CHUNKS,
@@ -51,6 +52,7 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
+MAX_KV_ACCOUNTS = 16
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
     WaitReason.ADAPTER: "adapter.load",
@@ -94,7 +96,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return [*spans, *tree.remote(root), *tree.tools(root)]
+        return [*spans, *tree.kv(root), *tree.remote(root), *tree.tools(root)]
 
 
 class _Tree:
@@ -164,6 +166,21 @@ class _Tree:
                 links=(tool_link(call),),
             )
             for begin_ns, end_ns, call in self._timeline.tool_waits
+        ]
+
+    def kv(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """What sequences waited for while another engine computed their prompts."""
+        return [
+            self._span(
+                one.name,
+                root.context,
+                one.begin_ns,
+                one.end_ns,
+                {"phasescope.seq_id": sequence.seq_id, **one.attributes},
+            )
+            for sequence in self._timeline.sequences[:MAX_KV_ACCOUNTS]
+            if sequence.kv is not None
+            for one in kv_spans(sequence.kv)
         ]
 
     def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
@@ -251,6 +268,7 @@ class _Tree:
             for sequence in self._timeline.sequences
             for wait in sequence.waits
             if wait.reason in _OWN_WAITS and _begins_in(wait.start_ns, phase)
+            if wait.reason is not WaitReason.REMOTE_KV or sequence.kv is None
         ]
 
     def _preempted_in(self, phase: PhaseSpan) -> list[PreemptedSpan]:

@@ -13,7 +13,9 @@ MOST_MEMBERS = 1024
 class Role(StrEnum):
     """What an engine is for."""
 
-    ANY = "any"  # prompts and outputs
+    ANY = "any"  # prompts and outputs; what its node says counts
+    PREFILL = "prefill"  # prompts, whose KV it sends to others; outputs where no other engine is
+    DECODE = "decode"  # outputs, and prompts that no other engine computes
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ class EngineClient:
     ) -> None:
         self.started: EngineStarted | None = None
         self.failure: frames.EngineFailed | None = None
+        self.kv_launch: frames.KvLaunch | None = None
+        self.kv_offered: frames.KvOffered | None = None
         self.lost_facts = 0
         self.health = Health()
         self.limits = RuntimeLimitsOwner(self.send)
@@ -128,9 +130,20 @@ class EngineClient:
         self._write(message)
         return len(message)
 
+    def prefill_elsewhere(self, message: frames.PrefillElsewhere) -> None:
+        """Say, right before its submit, that another engine computes a sequence's prompt; dropped
+        when no engine runs."""
+        if self._writer is not None:
+            self._write(frames.encode(message))
+
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """Ask the engine to end a sequence; does nothing if it has ended."""
         if self._writer is not None and seq_id in self._queues:
+            self._write(frames.encode(Cancel(seq_id, reason)))
+
+    def cancel_any(self, seq_id: int, reason: EndReason) -> None:
+        """Ask the engine to end a sequence that no request here has sent."""
+        if self._writer is not None:
             self._write(frames.encode(Cancel(seq_id, reason)))
 
     def pause(self, seq_id: int, paused: bool) -> None:
@@ -187,7 +200,7 @@ class EngineClient:
 
         `begun_ns` is when the process was started.
         """
-        first = frames.encode(frames.Launch(config, begun_ns))
+        first = frames.encode(frames.Launch(config, begun_ns, self.kv_launch))
         await self._use(connection, first + (self._vocabulary or b""))
 
     async def _use(self, connection: socket.socket, first: bytes) -> None:
@@ -221,6 +234,8 @@ class EngineClient:
                 self._receive_frame(message)
             case frames.LoadProgress():
                 self._on_progress(message.stage)
+            case frames.KvOffered():
+                self.kv_offered = message
             case frames.ProfileEnded():
                 self._profile_ended(message)
             case frames.EngineFailed():
@@ -310,7 +325,7 @@ class EngineClient:
         """The engine process has ended: end every sequence in flight."""
         self._ready.clear()
         self.health.hung_ns = self.health.heartbeat_age_ns = None
-        self._writer = None
+        self._writer = self.kv_offered = None
         self.frames = 0
         self._lost_before = self.lost_facts
         self._profile_ended(None)

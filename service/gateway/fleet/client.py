@@ -28,6 +28,7 @@ from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
+from service.gateway.fleet.prefill import PrefillSplit
 from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import Clock
@@ -62,6 +63,8 @@ class _Place(NamedTuple):
 
     link: EngineLink
     request_id: str
+    cached_tokens: int
+    anchors: tuple[int, ...]
 
 
 class FleetClient(EngineClient):
@@ -75,6 +78,7 @@ class FleetClient(EngineClient):
         model: str,
         vocabulary: str,
         policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH,
+        split: str = "auto",
     ) -> None:
         super().__init__(None, lambda stage: None)
         self.clock = clock
@@ -87,6 +91,7 @@ class FleetClient(EngineClient):
         self._model, self._digest = model, vocabulary
         self._facts = lane
         self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
+        self.split = PrefillSplit(split)
         self._links: dict[str, EngineLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = WeakKeyDictionary[OutputQueue, _Place]()
@@ -131,6 +136,10 @@ class FleetClient(EngineClient):
         self._routing.sent(link.name, place.request_id, about.sequences)
         about = about._replace(request_id=place.request_id)
         message = for_node(command, about, link.incarnation, now_ns)
+        if about.sequences == 1:  # others of one request find its prompt in the prefix cache
+            cached, anchors = place.cached_tokens, place.anchors
+            prefill = self.split.choose(command, prompt_tokens, link, self._links, cached, anchors)
+            message = replace(message, prefill=prefill)
         self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
         before = self.counts.bytes_out
         link.send(message)
@@ -150,7 +159,8 @@ class FleetClient(EngineClient):
         if routed is None or link is None or link.state is not LinkState.READY:
             raise EngineUnavailable
         self._routing.begin(routed)
-        found = self._places[queue] = _Place(link, request_id)
+        cached_tokens = routed.candidates[0].cached_tokens
+        found = self._places[queue] = _Place(link, request_id, cached_tokens, routed.anchors)
         return found
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
@@ -276,6 +286,7 @@ class FleetClient(EngineClient):
 
     def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None:
         self._routing.reported(link, report, at_ns)
+        self.split.reported(link.name)
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
         self._facts.append(
@@ -291,6 +302,7 @@ class FleetClient(EngineClient):
 
     def lost(self, link: EngineLink, is_connected: bool) -> None:
         now_ns = self.clock.now_ns()
+        self.split.left(link.name)
         gone = [one for one in self._live.values() if one.link is link]
         self.sequences_lost += sum(one.reason is None for one in gone)
         for remote in gone:
