@@ -17,6 +17,7 @@ from tests.support.servers.server import Server
 
 SLOW = (
     "test_e2e_fleet.py::",
+    "test_e2e_disaggregated.py::",
     "test_shifted_clock.py::",
     "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up",
     "test_cuda_executor.py::test_texts_survive_preemption",

@@ -23,11 +23,12 @@ from service.engine.plan import Emission
 from service.engine.scheduler import Scheduler
 from service.fleet.transfer.actions import Arrived, Check, Checked
 from service.fleet.transfer.decode_driver import DecodeDriver, Verify, verify_now
-from service.fleet.transfer.decode_side import DecodeSide
+from service.fleet.transfer.decode_side import DecodePatience, DecodeSide
 from service.fleet.transfer.epochs import Epochs
 from service.fleet.transfer.messages import Begin, Layout, Message, PeerId, ToDecode
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
+from service.fleet.transfer.sending import PrefillPatience
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
 from service.fleet.transfer.transport import LinkEvent
 from service.process import frames
@@ -39,7 +40,11 @@ from telemetry.facts.records import Fact
 
 PROMPT_SPACE = 1 << 12
 """The upper part of the ids of sequences that are computed for others."""
-_STRANGERS_NS = 1_000_000_000
+_S = 1_000_000_000
+_DECODE = DecodePatience(longest_ns=300 * _S, resend_ns=2 * _S)
+_PREFILL = PrefillPatience(hold_ns=300 * _S, resend_ns=2 * _S)
+"""A connection loses nothing while it is there: messages are repeated seldom."""
+_STRANGERS_NS = _S
 
 
 class KvExchange:
@@ -72,11 +77,11 @@ class KvExchange:
         self._desk = _Desk(self._endpoint)
         self._verifier = Verifier(verify_now(memory), wake)
         self._decode = DecodeDriver(
-            DecodeSide(layout, memory_key), remote_kv.received, inbox,
+            DecodeSide(layout, memory_key, _DECODE), remote_kv.received, inbox,
             self._desk.decode, self._verifier.start, clock, lane.append,
         )  # fmt: skip
         self._prefill = PrefillDriver(
-            PrefillSide(layout, self._number), remote_kv.sent, inbox,
+            PrefillSide(layout, self._number, _PREFILL), remote_kv.sent, inbox,
             self._desk.prefill, self._endpoint, memory, clock, lane.append,
         )  # fmt: skip
         self._epochs = Epochs(secrets.randbits(64))

@@ -19,13 +19,15 @@ class Role(StrEnum):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine node. A draining one gets no new requests; its own go on."""
+    """One engine node. A draining one gets no new requests; its own go on. Other engines get KV
+    from it at `kv_address`; None: at its host, and the port that its node says."""
 
     name: str
     host: str
     port: int
     role: Role = Role.ANY
     draining: bool = False
+    kv_address: tuple[str, int] | None = None
 
 
 class Membership(Protocol):

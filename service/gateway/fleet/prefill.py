@@ -84,9 +84,10 @@ class PrefillSplit:
             self._remember(other.name, anchors)
         assert other.kv is not None
         assert other.kv.port is not None
+        host, port = other.member.kv_address or (other.member.host, other.kv.port)
         return PrefillAt(
-            host=other.member.host,
-            port=other.kv.port,
+            host=host,
+            port=port,
             is_remote=is_remote,
             cached_tokens=cached_tokens,
             remote_cached_tokens=cached,
