@@ -48,7 +48,16 @@ VICTIMS = ("prefill", "decode", "gateway")
 SIGNALS = ("SIGKILL", "SIGSTOP")
 STOPPED_S = {"prefill": 7.0, "decode": 7.0, "gateway": 3.0}
 """Longer than a silent peer is waited for (5 s), shorter than a silent gateway (10 s)."""
-ENGINE = ("--model", "dummy:tiny", "--max-num-batched-tokens", "32", "--max-model-len", "512")
+ENGINE = (
+    "--model",
+    "dummy:tiny",
+    "--max-batched-tokens",
+    "32",
+    "--max-num-seqs",
+    "8",
+    "--max-model-len",
+    "512",
+)
 BODY = {"prompt": "q" * 300, "max_tokens": 24, "temperature": 0.9, "seed": 5, "ignore_eos": True}
 COUNTS = ("phasescope_kv_blocks_quarantined", "phasescope_kv_blocks_held")
 
