@@ -48,16 +48,8 @@ VICTIMS = ("prefill", "decode", "gateway")
 SIGNALS = ("SIGKILL", "SIGSTOP")
 STOPPED_S = {"prefill": 7.0, "decode": 7.0, "gateway": 3.0}
 """Longer than a silent peer is waited for (5 s), shorter than a silent gateway (10 s)."""
-ENGINE = (
-    "--model",
-    "dummy:tiny",
-    "--max-batched-tokens",
-    "32",
-    "--max-num-seqs",
-    "8",
-    "--max-model-len",
-    "512",
-)
+MODEL = ("--model", "dummy:tiny")
+ENGINE = (*MODEL, "--max-batched-tokens", "32", "--max-num-seqs", "8", "--max-model-len", "512")
 BODY = {"prompt": "q" * 300, "max_tokens": 24, "temperature": 0.9, "seed": 5, "ignore_eos": True}
 COUNTS = ("phasescope_kv_blocks_quarantined", "phasescope_kv_blocks_held")
 
@@ -96,7 +88,7 @@ class Fleet:
 
     def _start(self) -> FleetGateway:
         split = ("--prefill-split", "always")
-        return self._stack.enter_context(FleetGateway(self._file, *ENGINE[:2], *split))
+        return self._stack.enter_context(FleetGateway(self._file, *MODEL, *split))
 
     def pid_of(self, victim: str) -> int:
         if victim == "gateway":

@@ -51,7 +51,9 @@ class Elsewhere(Node):
 
     def __init__(self, folder: Path, *args: str) -> None:
         super().__init__(folder, *args, "--host", THERE)
+        own = self.address
         self.address = f"{THERE}:{self.wire_port}"
+        self.args = tuple(self.address if word == own else word for word in self.args)
         self.url = f"http://{THERE}:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120)
 

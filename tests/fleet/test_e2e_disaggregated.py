@@ -73,14 +73,8 @@ def traces() -> Iterator[OtlpReceiver]:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory, traces: OtlpReceiver) -> Iterator[Apart]:
     with contextlib.ExitStack() as stack:
-        flags = (
-            "--max-batched-tokens",
-            "64",
-            "--max-num-seqs",
-            "16",
-            "--otlp-endpoint",
-            traces.endpoint,
-        )
+        steps = ("--max-batched-tokens", "64", "--max-num-seqs", "16")
+        flags = (*steps, "--otlp-endpoint", traces.endpoint)
         yield Apart(stack, tmp_path_factory.mktemp("apart"), *flags)
 
 
