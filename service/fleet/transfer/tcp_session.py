@@ -113,7 +113,13 @@ class TcpSession:
             self._owner.ended(self)
 
     def _use(self, connection: socket.socket, prove: Callable[[socket.socket], Sealed]) -> None:
-        sealed = prove(connection)
+        late = threading.Timer(self._patience.proof_s, self.end, (KvLinkEnd.NOT_PROVEN,))
+        late.daemon = True  # each read has a deadline of its own, and many may be short
+        late.start()
+        try:
+            sealed = prove(connection)
+        finally:
+            late.cancel()
         self.is_proven = True
         connection.settimeout(self._patience.silent_s)
         self._owner.proved(self, sealed.peer)
