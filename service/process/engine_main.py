@@ -18,12 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from service.config.settings import ConfigError, EngineConfig
-from service.device.cache.block_bytes import CacheBlocks
 from service.device.failures import stated_failure
-from service.device.loader import LoadedEngine, choose_device, load_executor
+from service.device.loader import LoadedEngine, load_executor
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
-from service.engine.fairness import Policy
 from service.engine.inbox import (
     Cancel,
     FlushCache,
@@ -39,16 +37,16 @@ from service.engine.inbox import (
     UnloadAdapter,
     WeightsRead,
 )
-from service.engine.kv.cpu_offload import Retention
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.process import frames
 from service.process.adapter_store import AdapterStore
+from service.process.engine_limits import limits_of
 from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
-from service.process.kv_exchange import KvExchange, digest_of, layout_of, no_exchange
+from service.process.kv_exchange import KvExchange, open_exchange
 from service.process.live_sequences import SequenceLister
 from service.process.many_gateways import ManyGateways
 from service.process.profiling import Profiles
@@ -65,7 +63,6 @@ from telemetry.host.gc_watch import GcWatch, settle_collector
 _PAUSES_KEPT = 1024
 _GAP_S = 1.0  # the longest wait while dropped facts have not been reported
 _EXIT_DELAY_NS = 1_000_000_000
-_CPU_CEILING_TOKENS = 8192  # a GPU's memory is divided for the budget at the start
 
 
 class EngineServer:
@@ -265,7 +262,7 @@ def _run(
 
     loaded = load_executor(config, clock, progress, make_compiler, stages.end, _exit_rank_lost)
     loaded.own_process()
-    limits = _limits(config, loaded)
+    limits = limits_of(config, loaded)
     progress("warming up")
     warm = warm_up(loaded.executor, limits, clock)
     stages.end(StartStage.WARM_UP)
@@ -282,7 +279,7 @@ def _run(
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done, warm))
     adapters.load_at_start(config.named_loras, inbox, loop.apply_commands)
-    kv = _kv_exchange(launch.kv, loaded, scheduler, limits, inbox, lane, clock, gateway)
+    kv = open_exchange(launch.kv, loaded, scheduler, limits, inbox, lane, clock, gateway)
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
@@ -298,33 +295,6 @@ def _run(
     return 0
 
 
-def _kv_exchange(
-    launch: frames.KvLaunch | None,
-    loaded: LoadedEngine,
-    scheduler: Scheduler,
-    limits: Limits,
-    inbox: Inbox,
-    lane: Lane,
-    clock: Clock,
-    gateway: GatewayConnection,
-) -> KvExchange | None:
-    """What exchanges KV with other engines, if this is one of several; tells the gateway. Raises
-    ConfigError."""
-    if launch is None:
-        return None
-    if why := no_exchange(loaded):
-        gateway.send(frames.KvOffered(None, "", 0, why))
-        return None
-    memory = CacheBlocks(loaded.cache)
-    layout = layout_of(limits, loaded, memory)
-    try:
-        kv = KvExchange(launch, memory, layout, scheduler, inbox, lane, clock, gateway.wake)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on --kv-listen: {error.strerror}") from error
-    gateway.send(frames.KvOffered(kv.port, digest_of(layout), layout.block_bytes))
-    return kv
-
-
 def first_cost(steps: Sequence[WarmUpStep]) -> SetStepCost:
     """What steps cost by the warm-up, until the gateway has fitted served ones."""
     return SetStepCost(**msgspec.structs.asdict(fit(warm_up_steps(steps))))
@@ -337,43 +307,6 @@ def _exit_rank_lost(what: str) -> None:
     sys.stderr.write(f"phasescope: {what}\n")
     sys.stderr.flush()
     os._exit(frames.EXIT_RANK_LOST)
-
-
-def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
-    on_cpu = choose_device(config.device).type == "cpu"
-    return Limits(
-        block_tokens=loaded.executor.block_tokens,
-        blocks_total=loaded.executor.blocks_total,
-        max_model_tokens=loaded.max_model_tokens,
-        max_seqs=config.max_seqs,
-        budget_tokens=config.step_tokens,
-        auto_budget=config.max_batched_tokens is None,
-        slo_order=config.order == "slo",
-        refuse_late=config.refuse_late,
-        budget_ceiling_tokens=_CPU_CEILING_TOKENS if on_cpu else 0,
-        chunked_prefill=config.chunked_prefill,
-        queue_limit_requests=config.queue_limit_requests,
-        queue_limit_tokens=config.queue_limit_tokens,
-        policy=Policy(config.fairness),
-        ageing_ns=int(config.ageing_s * 1e9),
-        tenant_max_seqs=config.tenant_max_seqs,
-        tenant_queue_limit=config.tenant_queue_limit,
-        itl_target_ns=_ns(config.itl_target_ms, 1e6),
-        prefix_cache=config.prefix_cache,
-        cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; "
-        f"{loaded.backend.dtype}",
-        draft_tokens=config.draft_tokens,
-        adapter_bytes=config.lora_bytes or 0,
-        max_adapters=config.max_adapters if config.lora_bytes else 0,
-        host_slots=loaded.executor.host_slots,
-        retention=Retention(
-            tenant_share=config.kv_offload_tenant_share, ttl_ns=_ns(config.kv_offload_ttl_s, 1e9)
-        ),
-    )
-
-
-def _ns(value: float | None, factor: float) -> int | None:
-    return None if value is None else int(value * factor)
 
 
 def _started(

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 from msgspec.structs import replace
 
+from service.config.settings import ConfigError
 from service.device.cache.block_bytes import CacheBlocks
 from service.device.loader import LoadedEngine
 from service.engine.admission import Limits
@@ -32,6 +33,7 @@ from service.fleet.transfer.sending import PrefillPatience
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
 from service.fleet.transfer.transport import LinkEvent
 from service.process import frames
+from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.base import SPACE_BITS
 from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnded, KvLinkOpened
@@ -229,3 +231,30 @@ def no_exchange(loaded: LoadedEngine) -> str:
     if loaded.backend.collectives is not None:
         return "its model lies on several devices, each with a part of every block"
     return ""
+
+
+def open_exchange(
+    launch: frames.KvLaunch | None,
+    loaded: LoadedEngine,
+    scheduler: Scheduler,
+    limits: Limits,
+    inbox: Inbox,
+    lane: Lane,
+    clock: Clock,
+    gateway: GatewayConnection,
+) -> KvExchange | None:
+    """What exchanges KV with other engines, if this is one of several; tells the gateway. Raises
+    ConfigError."""
+    if launch is None:
+        return None
+    if why := no_exchange(loaded):
+        gateway.send(frames.KvOffered(None, "", 0, why))
+        return None
+    memory = CacheBlocks(loaded.cache)
+    layout = layout_of(limits, loaded, memory)
+    try:
+        kv = KvExchange(launch, memory, layout, scheduler, inbox, lane, clock, gateway.wake)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --kv-listen: {error.strerror}") from error
+    gateway.send(frames.KvOffered(kv.port, digest_of(layout), layout.block_bytes))
+    return kv

@@ -34,6 +34,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
 )
 from telemetry.facts.records import Fact
 
+KvSequenceFact = KvReserved | KvSealed | KvAdmitted | KvRefused | KvLost
+
 
 class KvPart(StrEnum):
     """The parts of a transfer's time."""

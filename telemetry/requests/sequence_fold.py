@@ -22,20 +22,14 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     StepRecorded,
 )
-from telemetry.facts.fleet.kv_transfer_records import (
-    KvAdmitted,
-    KvLost,
-    KvRefused,
-    KvReserved,
-    KvSealed,
-)
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvReserved, KvSealed
 from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
-from telemetry.requests.kv_accounts import KvAccounts
+from telemetry.requests.kv_accounts import KvAccounts, KvSequenceFact
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, WaitSpan
-from telemetry.requests.queue_heads import Head, extend, wait_under
+from telemetry.requests.queue_heads import Head, extend, waits_under
 
 _OWN = (WaitReason.GRAMMAR, WaitReason.REMOTE_KV)  # of a sequence in the queue: nobody waits behind
 _HEADS_KEPT = 65_536
@@ -89,7 +83,7 @@ class SequenceFold:
         if sequence is not None and sequence.admitted is None:
             sequence.admitted = fact
 
-    def kv(self, fact: KvReserved | KvSealed | KvAdmitted | KvRefused | KvLost) -> None:
+    def kv(self, fact: KvSequenceFact) -> None:
         """Another engine computes the prompt of the sequence, or should have."""
         self._account_kv(fact)
         sequence = self._sequences.get(fact.seq_id)
@@ -102,9 +96,8 @@ class SequenceFold:
                 sequence.blocked_since = (WaitReason.REMOTE_KV, fact.at_ns)
             return
         since = sequence.blocked_since
-        reserved_ns = None
-        if since is not None and since[0] is WaitReason.REMOTE_KV:
-            reserved_ns = since[1]
+        is_reserved = since is not None and since[0] is WaitReason.REMOTE_KV
+        reserved_ns = since[1] if since is not None and is_reserved else None
         if isinstance(fact, KvAdmitted):
             if sequence.scheduled_ns is None:
                 sequence.scheduled_ns = fact.at_ns if reserved_ns is None else reserved_ns
@@ -347,17 +340,8 @@ class SequenceFold:
         start_ns = sequence.waiting_since_ns
         assert start_ns is not None
         sequence.waiting_since_ns = None
-        spans: list[WaitSpan] = []
-        until_ns = end_ns
-        for head in reversed(self._heads):
-            if until_ns <= start_ns:
-                break
-            begin_ns = max(start_ns, head.since_ns)
-            if begin_ns < until_ns:
-                wait = wait_under(sequence.seq_id, sequence.tenant, head, begin_ns, until_ns)
-                spans += [] if wait is None else [wait]
-            until_ns = min(until_ns, head.since_ns)
-        sequence.waits.extend(reversed(spans))
+        heads, seq_id, tenant = self._heads, sequence.seq_id, sequence.tenant
+        sequence.waits.extend(waits_under(seq_id, tenant, heads, start_ns, end_ns))
 
     def _close_preemption(self, sequence: Sequence, end_ns: int) -> None:
         if sequence.preempted_at is not None and sequence.waiting_since_ns is None:

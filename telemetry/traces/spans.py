@@ -27,7 +27,6 @@ from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.requests.account import Part
 from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
-from telemetry.requests.kv_accounts import kv_spans
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.link_targets import (
     MAX_CHUNKS,
@@ -37,7 +36,7 @@ from telemetry.traces.link_targets import (
     phase_span_id,
     root_span_id,
 )
-from telemetry.traces.remote_spans import remote_spans
+from telemetry.traces.remote_spans import kv_children, remote_spans
 from telemetry.traces.span_attributes import (
     cut,
     phase_attributes,
@@ -52,7 +51,6 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
-MAX_KV_ACCOUNTS = 16
 _OWN_WAITS = {
     WaitReason.GRAMMAR: "grammar.compile",
     WaitReason.ADAPTER: "adapter.load",
@@ -96,7 +94,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return [*spans, *tree.kv(root), *tree.remote(root), *tree.tools(root)]
+        return [*spans, *tree.remote(root), *tree.tools(root)]
 
 
 class _Tree:
@@ -168,28 +166,17 @@ class _Tree:
             for begin_ns, end_ns, call in self._timeline.tool_waits
         ]
 
-    def kv(self, root: ReadableSpan) -> list[ReadableSpan]:
-        """What sequences waited for while another engine computed their prompts."""
-        return [
-            self._span(
-                one.name,
-                root.context,
-                one.begin_ns,
-                one.end_ns,
-                {"phasescope.seq_id": sequence.seq_id, **one.attributes},
-            )
-            for sequence in self._timeline.sequences[:MAX_KV_ACCOUNTS]
-            if sequence.kv is not None
-            for one in kv_spans(sequence.kv)
-        ]
-
     def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
-        """The time at an engine node, and in it the way there, the node and the way back."""
+        """The time at an engine node, and in it the way there, the node and the way back; and the
+        waits for KV of other engines."""
         found: list[ReadableSpan] = []
         for one in remote_spans(self._timeline):
             parent = found[0] if found else root
             stamps = (one.begin_ns, one.end_ns)
             found.append(self._span(one.name, parent.context, *stamps, one.attributes))
+        for one in kv_children(self._timeline):
+            stamps = (one.begin_ns, one.end_ns)
+            found.append(self._span(one.name, root.context, *stamps, one.attributes))
         return found
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:

@@ -105,7 +105,8 @@ def test_texts_are_those_of_one_engine(tmp_path: Path, kv_dtype: str, memory: st
         {"prompt": common + "y" * (index * 7) + str(index), "seed": index, "max_tokens": 60}
         for index in range(16)
     ]
-    bodies.append({"prompt": "z" * 100, "response_format": {"type": "json_object"}})
+    constrained = {"response_format": {"type": "json_object"}, "ignore_eos": False}
+    bodies.append({"prompt": "z" * 100, **constrained})
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(Server(*MODEL, *roomy))
         fleet = Apart(stack, tmp_path, *roomy, "--kv-memory", memory)

@@ -176,9 +176,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         if submit.prefill is not None:
             node.split(split_of(submit, submit.prefill, sequence.seq_id, self.read_ns))
             if submit.prefill.is_remote:
-                client.prefill_elsewhere(
-                    elsewhere(submit, submit.prefill, sequence.seq_id, sequence.request_id)
-                )
+                client.send(elsewhere(submit, submit.prefill, sequence.seq_id, sequence.request_id))
         client.submit(command, self._output, about_of(submit, sequence.request_id))
 
     def _refusal(self, submit: messages.RemoteSubmit) -> tuple[EndReason | None, str | None]:

@@ -20,6 +20,7 @@ from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ConfigError, ServeConfig
+from service.engine.inbox import Cancel
 from service.engine.vocabulary import Vocabulary
 from service.fleet.wire.families import node_families
 from service.gateway.engine_client.client import EngineClient
@@ -181,7 +182,10 @@ class _Node:
         )
         probe, loads = client.on_frame, listener.loads
         prompts = PromptsForOthers(
-            self._lane, self._handlers, listener.welcome.model, client.cancel_any
+            self._lane,
+            self._handlers,
+            listener.welcome.model,
+            lambda seq_id, reason: client.send(Cancel(seq_id, reason)),
         )
 
         def on_frame(facts: Sequence[Fact]) -> None:

@@ -317,15 +317,8 @@ class DecodeSide:
             deadline_ns=None,
             first_token_by_ns=None,
         )
-        return Begin(
-            one.epoch,
-            submit,
-            self._layout,
-            one.skip_blocks,
-            one.blocks,
-            self._memory,
-            one.about,
-        )
+        layout, memory = self._layout, self._memory
+        return Begin(one.epoch, submit, layout, one.skip_blocks, one.blocks, memory, one.about)
 
     def _fence(self, one: Receiving, now_ns: int) -> list[Action]:
         one.state = DecodeState.FENCING

@@ -14,18 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from service.config.settings import EngineConfig
-from service.engine.inbox import (
-    Cancel,
-    FlushCache,
-    LoadAdapter,
-    Pause,
-    Resume,
-    SetLimits,
-    SetRecording,
-    SetStepCost,
-    Submit,
-    UnloadAdapter,
-)
+from service.engine.inbox import Cancel, Pause, Resume, Submit
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
@@ -130,20 +119,9 @@ class EngineClient:
         self._write(message)
         return len(message)
 
-    def prefill_elsewhere(self, message: frames.PrefillElsewhere) -> None:
-        """Say, right before its submit, that another engine computes a sequence's prompt; dropped
-        when no engine runs."""
-        if self._writer is not None:
-            self._write(frames.encode(message))
-
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """Ask the engine to end a sequence; does nothing if it has ended."""
         if self._writer is not None and seq_id in self._queues:
-            self._write(frames.encode(Cancel(seq_id, reason)))
-
-    def cancel_any(self, seq_id: int, reason: EndReason) -> None:
-        """Ask the engine to end a sequence that no request here has sent."""
-        if self._writer is not None:
             self._write(frames.encode(Cancel(seq_id, reason)))
 
     def pause(self, seq_id: int, paused: bool) -> None:
@@ -151,13 +129,9 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(
-        self,
-        command: (
-            FlushCache | SetLimits | SetRecording | SetStepCost | LoadAdapter | UnloadAdapter
-        ),
-    ) -> None:
-        """Send a command that concerns no single sequence; dropped when no engine is ready."""
+    def send(self, command: frames.ToEngine) -> None:
+        """Send a command that is about no request of this client, or comes before its submit;
+        dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
 

@@ -26,6 +26,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
+from service.gateway.fleet.digest import mismatch_of
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.prefill import PrefillSplit
@@ -38,7 +39,7 @@ from telemetry.facts.engine_records import (
     SequenceEnded,
     SequenceQueued,
 )
-from telemetry.facts.fleet.routing_records import LeaveReason, RoutingPolicy
+from telemetry.facts.fleet.routing_records import LeaveReason, RequestRouted, RoutingPolicy
 from telemetry.facts.fleet_records import (
     ClockSampled,
     ReceivedRow,
@@ -63,8 +64,7 @@ class _Place(NamedTuple):
 
     link: EngineLink
     request_id: str
-    cached_tokens: int
-    anchors: tuple[int, ...]
+    routed: RequestRouted
 
 
 class FleetClient(EngineClient):
@@ -135,11 +135,8 @@ class FleetClient(EngineClient):
         self._queues[command.seq_id] = queue
         self._routing.sent(link.name, place.request_id, about.sequences)
         about = about._replace(request_id=place.request_id)
-        message = for_node(command, about, link.incarnation, now_ns)
-        if about.sequences == 1:  # others of one request find its prompt in the prefix cache
-            cached, anchors = place.cached_tokens, place.anchors
-            prefill = self.split.choose(command, prompt_tokens, link, self._links, cached, anchors)
-            message = replace(message, prefill=prefill)
+        prefill = self.split.choose(command, about.sequences, link, self._links, place.routed)
+        message = for_node(command, about, link.incarnation, now_ns, prefill)
         self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
         before = self.counts.bytes_out
         link.send(message)
@@ -159,8 +156,7 @@ class FleetClient(EngineClient):
         if routed is None or link is None or link.state is not LinkState.READY:
             raise EngineUnavailable
         self._routing.begin(routed)
-        cached_tokens = routed.candidates[0].cached_tokens
-        found = self._places[queue] = _Place(link, request_id, cached_tokens, routed.anchors)
+        found = self._places[queue] = _Place(link, request_id, routed)
         return found
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
@@ -222,14 +218,7 @@ class FleetClient(EngineClient):
     # What links tell
 
     def mismatch(self, welcome: messages.Welcome) -> str | None:
-        if welcome.model != self._model:
-            return f"it serves the model {welcome.model!r} and this gateway {self._model!r}"
-        if welcome.vocabulary != self._digest:
-            return (
-                f"its vocabulary ({welcome.vocabulary[:12]}) is not this gateway's "
-                f"({self._digest[:12]}): give both the same files of the model"
-            )
-        return None
+        return mismatch_of(welcome, self._model, self._digest)
 
     def connected(self, worked: bool) -> None:
         self.connects[worked] += 1

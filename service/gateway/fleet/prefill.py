@@ -20,6 +20,7 @@ from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.kv_transfer_records import Way
+from telemetry.facts.fleet.routing_records import RequestRouted
 
 ASSUMED_BYTES_PER_NS = 1.0
 ASSUMED_DIGEST_BYTE_NS = 2.0
@@ -53,15 +54,15 @@ class PrefillSplit:
     def choose(
         self,
         submit: Submit,
-        prompt_tokens: int,
+        sequences: int,
         link: EngineLink,
         links: Mapping[str, EngineLink],
-        cached_tokens: int,
-        anchors: tuple[int, ...],
+        routed: RequestRouted,
     ) -> PrefillAt | None:
         """Where the prompt is computed that `link` goes on with; None where there is no choice."""
-        offer = link.kv
-        if self._mode == "never" or offer is None or not _may_go(submit):
+        offer, anchors = link.kv, routed.anchors
+        prompt_tokens, cached_tokens = routed.prompt_tokens, routed.candidates[0].cached_tokens
+        if self._mode == "never" or offer is None or not _may_go(submit, sequences):
             return None
         found: tuple[Split, EngineLink, int] | None = None
         for other in _prefill_engines(link, links.values()):
@@ -115,9 +116,11 @@ class PrefillSplit:
         return 0
 
 
-def _may_go(submit: Submit) -> bool:
-    """Adapters and prompts whose rows are read stay where they are decoded."""
-    return not submit.adapter and submit.prompt_output is None and submit.max_tokens > 0
+def _may_go(submit: Submit, sequences: int) -> bool:
+    """Adapters and prompts whose rows are read stay where they are decoded. So do several sequences
+    of one request: the first computes the prompt for all of them."""
+    is_read = submit.prompt_output is not None or not submit.max_tokens
+    return not submit.adapter and not is_read and sequences == 1
 
 
 def _prefill_engines(link: EngineLink, links: Iterable[EngineLink]) -> list[EngineLink]:
