@@ -87,8 +87,7 @@ class FleetClient(EngineClient):
         self.gateway = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
         self.connects = {True: 0, False: 0}
         self.sequences_lost = 0
-        self._membership = membership
-        self._model, self._digest = model, vocabulary
+        self._membership, self._model, self._digest = membership, model, vocabulary
         self._facts = lane
         self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
         self.split = PrefillSplit(split)
