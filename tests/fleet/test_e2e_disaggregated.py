@@ -96,13 +96,13 @@ def text_of(answer: httpx.Response) -> tuple[Any, ...]:
     return choice["text"], choice["finish_reason"], (choice.get("logprobs") or {}).get("tokens")
 
 
-@pytest.mark.parametrize(("kv_dtype", "memory"), [("auto", "160KiB"), ("int8", "100KiB")])
+@pytest.mark.parametrize(("kv_dtype", "memory"), [("auto", "128KiB"), ("int8", "80KiB")])
 def test_texts_are_those_of_one_engine(tmp_path: Path, kv_dtype: str, memory: str) -> None:
     """Long and short prompts with a beginning in common, many at once, in little memory."""
     roomy = ("--kv-dtype", kv_dtype, "--max-model-len", "384")
     common = "The same beginning of all of these requests, which is long enough for blocks. "
     bodies: list[dict[str, Any]] = [
-        {"prompt": common + "y" * (index * 7) + str(index), "seed": index, "max_tokens": 60}
+        {"prompt": common + "y" * (index * 7) + str(index), "seed": index, "max_tokens": 120}
         for index in range(16)
     ]
     constrained = {"response_format": {"type": "json_object"}, "ignore_eos": False}
