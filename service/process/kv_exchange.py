@@ -36,7 +36,7 @@ from service.process import frames
 from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.base import SPACE_BITS
 from telemetry.facts.clock import Clock
-from telemetry.facts.fleet.kv_transfer_records import KvLinkEnded, KvLinkOpened
+from telemetry.facts.fleet.kv_transfer_records import KvLinkEnded, KvLinkOpened, KvStagingFull
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
@@ -88,7 +88,7 @@ class KvExchange:
         )  # fmt: skip
         self._epochs = Epochs(secrets.randbits(64))
         self._elsewhere: dict[int, frames.PrefillElsewhere] = {}
-        self._numbers = 0
+        self._numbers = self._staging_full = 0
         self._strangers_ns = 0
 
     @property
@@ -147,6 +147,9 @@ class KvExchange:
                 KvLinkOpened(now_ns, engine) if why is None else KvLinkEnded(now_ns, engine, why)
             )
             self._lane.append(ended)
+        if pushes := self._endpoint.staging_full - self._staging_full:
+            self._staging_full += pushes
+            self._lane.append(KvStagingFull(now_ns, pushes))
         if now_ns - self._strangers_ns < _STRANGERS_NS:
             return
         self._strangers_ns = now_ns

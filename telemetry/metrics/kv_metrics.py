@@ -23,6 +23,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvReserved,
     KvSealed,
     KvSplitChosen,
+    KvStagingFull,
     KvVerified,
 )
 from telemetry.facts.records import EngineDied, Fact
@@ -64,7 +65,7 @@ class KvMetrics:
         self._taken: dict[int, int] = {}  # epoch by sequence
         self._bytes: Counter[str] = Counter()
         self._spent_ns: Counter[KvPart] = Counter()
-        self._hidden_ns = self._corrupt = 0
+        self._hidden_ns = self._corrupt = self._staging_full = 0
         self._reserved: dict[int, int] = {}  # blocks by epoch
         self._held: dict[int, int] = {}
         self._sealed: dict[int, KvSealed] = {}
@@ -111,6 +112,8 @@ class KvMetrics:
             case SequenceEnded() if fact.seq_id in self._taken:
                 held = self._taken.pop(fact.seq_id) in self._held
                 self._prompts["computed" if held else fact.reason.value] += 1
+            case KvStagingFull():
+                self._staging_full += fact.pushes
             case KvLinkOpened():
                 self._links[_OPENED] += 1
             case KvLinkEnded():
@@ -141,6 +144,7 @@ class KvMetrics:
         yield catalog.CORRUPT, [({}, float(self._corrupt))]
         yield catalog.QUARANTINED, [({}, float(sum(list(self._reserved.values()))))]
         yield catalog.HELD, [({}, float(sum(list(self._held.values()))))]
+        yield catalog.STAGING_FULL, [({}, float(self._staging_full))]
         yield catalog.LINKS, _labelled("event", self._links, _OPENED)
         yield catalog.SPLITS, _labelled("way", self._splits, "local", "remote")
         regret = {way: self._regret_ns[way] / 1e9 for way in ("local", "remote")}

@@ -41,8 +41,9 @@ KV_ROW = Row(
                 Query(total(kv.QUARANTINED, "instance"), "quarantined: {{instance}}"),
                 Query(total(kv.HELD, "instance"), "held: {{instance}}"),
                 Query(rate(kv.CORRUPT), "corrupt a second"),
+                Query(rate(kv.STAGING_FULL), "chunks not sent a second"),
             ),
-            about=f"{kv.QUARANTINED.help} {kv.HELD.help} {kv.CORRUPT.help}",
+            about=f"{kv.QUARANTINED.help} {kv.HELD.help} {kv.CORRUPT.help} {kv.STAGING_FULL.help}",
             needs=Needs.FLEET,
         ),
         Panel(

@@ -219,6 +219,14 @@ class KvPromptTaken(_Fact, frozen=True):
     tenant: str = ""
 
 
+class KvStagingFull(_Fact, frozen=True):
+    """`pushes` of chunks were given up since the last such fact, because as many bytes were on
+    their way as may be: their prompts are computed at the other side."""
+
+    at_ns: int
+    pushes: int
+
+
 class KvLinkOpened(_Fact, frozen=True):
     """A connection with the engine `engine` was proved from both ends."""
 
@@ -246,5 +254,6 @@ KvTransferFact = (
     | KvVerified
     | KvSplitChosen
     | KvPromptTaken
+    | KvStagingFull
     | KvLinkFact
 )

@@ -52,6 +52,12 @@ HELD = Metric(
     Kind.GAUGE,
     "Number of blocks of prompts computed for others that are kept until these have them.",
 )
+STAGING_FULL = Metric(
+    "phasescope_kv_staging_full",
+    Kind.COUNTER,
+    "Number of chunks whose blocks were not sent, because as many bytes were on their way to other "
+    "engines as may be.",
+)
 LINKS = Metric(
     "phasescope_kv_links",
     Kind.COUNTER,
