@@ -186,7 +186,7 @@ def judge(fleet: Fleet, case: Case, request: Request, request_id: str) -> None:
     is_cancelled = case.state == "fencing"
     right = {"text"}
     if is_cancelled:
-        right = {"cancelled", "text"}
+        right = {"deleted"}
     if is_killed and case.victim == "decode":
         right |= {"engine_died"}
         right -= set() if is_cancelled else {"text"}
