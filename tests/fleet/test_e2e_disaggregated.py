@@ -146,7 +146,7 @@ def test_its_parts_add_up_its_spans_are_one_tree_and_it_is_counted(
         entries = found["ledger"]["entries"]
         assert sum(entry["ns"] for entry in entries) == found["e2e_ns"]
         parts = {entry["part"] for entry in entries}
-        assert {"kv.reserve", "kv.prefill", "kv.seal"} <= parts, parts
+        assert {"kv.prefill", "kv.seal", "kv.wire"} <= parts, parts
         assert "own_prefill" not in parts
         assert "not_observed" not in parts
     there = apart.prefill.facts_of("whole.kv.prefill")
