@@ -16,6 +16,8 @@ from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
 
 SLOW = (
+    "test_routed_verdict.py::test_each_twin_is_named",
+    "test_routed_verdict.py::test_a_twin_is_a_function",
     "test_e2e_fleet.py::",
     "test_e2e_disaggregated.py::",
     "test_shifted_clock.py::",
