@@ -20,7 +20,9 @@ help: ## Show this help
 serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 ARGS=...)
 	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
 
-test: lint types contracts site unit ## Install, lint, type-check, check imports and docs, run the tests
+test: $(VENV)/.dev ## Install, lint, type-check, check imports and docs, run the tests
+	@$(MAKE) --no-print-directory -j2 types lint contracts site
+	@$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check .
