@@ -21,8 +21,8 @@ serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 AR
 	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev ## Install, lint, type-check, check imports and docs, run the tests
-	@$(MAKE) --no-print-directory -j2 types lint contracts site
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 unit types contracts site
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check .

@@ -42,6 +42,12 @@ def pytest_collection_finish() -> None:
     settle_collector()
 
 
+def pytest_unconfigure() -> None:
+    """Else libraries find their types leaked when the interpreter ends, and write a page on it."""
+    gc.unfreeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kinds: dict[Path, str] = {}
     for item in items:
