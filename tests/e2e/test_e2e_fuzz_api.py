@@ -6,19 +6,15 @@ import http.server
 import threading
 import time
 
-import pytest
-
 from benchmarks.fuzz.cases import MOST_TOKENS, make_servable
 from benchmarks.fuzz.facts import unpaired
 from benchmarks.fuzz.watch import HealthWatch
-from tests.support.examples import ALL
 from tests.support.servers.server import Server
 from tests.support.worlds.facts import accepted, request_ended, submitted
 
-CASES = 150 if ALL else 60
+CASES = 150
 
 
-@pytest.mark.sampled
 def test_generated_requests_break_nothing_and_are_answered_as_documented() -> None:
     from benchmarks.fuzz.api import fuzz  # seconds of import
 
