@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ELSEWHERE = ("runbooks/*.md", "benchmarks/README.md", "CHANGELOG.md")
+ELSEWHERE = ("runbooks/*.md", "runbooks/fleet/*.md", "benchmarks/README.md", "CHANGELOG.md")
 
 _LINK = re.compile(r"(!?\[(?:[^\]\[]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 _INDEX = ("index.md", "README.md")

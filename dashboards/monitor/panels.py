@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dashboards.monitor.fleet_faults import fault_line
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.limits import LimitValue
 from telemetry.numbers.quantiles import Percentiles
@@ -221,7 +222,7 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
     text = Text()
     if diagnosis is None:
         text.append("no diagnosis", style="dim")
-    elif not diagnosis.findings:
+    elif not diagnosis.findings and diagnosis.healthy:
         text.append("healthy", style="green")
     for finding in diagnosis.findings if diagnosis else ():
         text.append(f"{finding.symptom.value} ", style="bold red")
@@ -230,6 +231,9 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
             text.append(f"  {finding.chain_text}\n")
         if finding.limits:
             text.append(f"  {', '.join(one.text for one in finding.limits)}\n")
+    for fault in diagnosis.fleet.faults if diagnosis and diagnosis.fleet else ():
+        text.append(f"{fault.symptom.value} ", style="bold red")
+        text.append(f"{fault_line(fault)}\n")
     if diagnosis is not None and diagnosis.abstained:
         names = ", ".join(one.symptom.value for one in diagnosis.abstained)
         text.append(f"\nnot judged on {diagnosis.engine}: {names}", style="dim")

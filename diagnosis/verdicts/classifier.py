@@ -18,6 +18,8 @@ from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
 from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
+from diagnosis.routed.diagnoser import RoutedDiagnoser
+from diagnosis.routed.symptoms import RoutedVerdict
 from diagnosis.symptoms import Abstention, Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.abstentions import abstentions, unseen, with_doubts
@@ -43,7 +45,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     compared with: this run's `history`, a `baseline` file, or the `slo`; `nothing` of an attached
     engine whose costs are not known yet, so that no delay is judged. `excess_in_flight` (`held_up`
     in JSON) is the number of delayed requests. `abstained` are symptoms that cannot be judged of
-    this `engine`.
+    this `engine`. `fleet` is what a fleet's gateway sees of its engines, None where there are none.
     """
 
     findings: tuple[Finding, ...]
@@ -57,6 +59,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     excess_in_flight: float = msgspec.field(default=0.0, name="held_up")
     abstained: tuple[Abstention, ...] = ()
     engine: str = OWN_ENGINE
+    fleet: RoutedVerdict | None = None
 
 
 class Diagnoser:
@@ -80,10 +83,13 @@ class Diagnoser:
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
         self._promises = None if policy is None else Promises(policy, cut)
+        self._routed = RoutedDiagnoser()
+        self._said, self._said_of = self._diagnosis, (self._diagnosis, self._routed.verdict)
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._aggregator.on_fact(fact)
+            self._routed.on_fact(fact)
             for one in self._contributors:
                 one.on_fact(fact)
             if self._promises is not None:
@@ -93,14 +99,20 @@ class Diagnoser:
                 self._judge(fact.at_ns + 1)
 
     def diagnosis(self) -> Diagnosis:
-        """As of the last complete tick."""
-        return self._diagnosis
+        """As of the last complete tick, with what was said of the fleet last."""
+        of_engine, of_fleet = self._diagnosis, self._routed.verdict
+        if of_fleet is None:
+            return of_engine
+        if self._said_of[0] is not of_engine or self._said_of[1] is not of_fleet:
+            self._said_of = of_engine, of_fleet
+            self._said = _with_fleet(of_engine, of_fleet)
+        return self._said
 
     @property
     def live(self) -> int:
         """Requests and sequences in the books; zero when all have ended."""
         promised = 0 if self._promises is None else self._promises.live
-        return self._aggregator.live + promised
+        return self._aggregator.live + promised + self._routed.live
 
     def blame(self) -> Blame | None:
         """The charges behind the last findings."""
@@ -194,6 +206,17 @@ class Diagnoser:
             abstained=abstained,
             engine=OWN_ENGINE if started is None else started.engine,
         )
+
+
+def _with_fleet(of_engine: Diagnosis, of_fleet: RoutedVerdict) -> Diagnosis:
+    """A fault of the fleet is a fault, and explains delays that nothing else does. A record that is
+    not whole stays so."""
+    found = msgspec.structs.replace(of_engine, fleet=of_fleet)
+    if not of_fleet.faults or of_engine.verdict == "fault":
+        return found
+    if of_engine.verdict == "indeterminate" and of_engine.findings:
+        return found
+    return msgspec.structs.replace(found, healthy=False, verdict="fault", why="")
 
 
 def diagnoser_failed(error: str) -> Diagnosis:

@@ -9,6 +9,7 @@ import msgspec
 
 from benchmarks.diagnosis.sensitivity.result import Changed, Row, Sweep
 from diagnosis.evidence import Counted, Late, Measurement, Promised
+from diagnosis.routed.evidence import Routed
 from diagnosis.threshold_table import Threshold
 from diagnosis.threshold_table import table as all_thresholds
 from diagnosis.verdicts.rules import RULES
@@ -113,9 +114,15 @@ def evidence() -> str:
             "",
             *table(head, _rows(Promised)),
             "",
+            "## Of a fleet, by its gateway",
+            "",
+            *table(head, _rows(Routed)),
+            "",
         ]
     )
 
 
-def _rows(quantities: type[Counted] | type[Late] | type[Promised]) -> list[list[str]]:
+def _rows(
+    quantities: type[Counted] | type[Late] | type[Promised] | type[Routed],
+) -> list[list[str]]:
     return [[code(one.value), one.unit.value, one.meaning] for one in quantities]

@@ -20,7 +20,7 @@ from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
 from service.engine.fairness import Policy
-from service.engine.inbox import Cancel, SetRecording, SetStepCost, Submit
+from service.engine.inbox import Command, SetRecording, SetStepCost, Submit
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
@@ -134,6 +134,7 @@ class SimEngine:
         self.report_due = False
         self.live: set[int] = set()
         self.prompt_tokens = self.hit_tokens = 0
+        self.admitted: list[SequenceAdmitted] = []  # by the last turn
         self._virtual = VirtualEngine(self.scheduler, self.device, self.clock, lambda: 0)
         self._held = self.scheduler.prefix.watch(STRIDE_BLOCKS) if whole_each else None
         self._whole_each = whole_each
@@ -153,7 +154,8 @@ class SimEngine:
         self._unread += 1
         self._virtual.send(command)
 
-    def cancel(self, command: Cancel) -> None:
+    def command(self, command: Command) -> None:
+        """Anything but a request."""
         self._virtual.send(command)
 
     def turn(self, now_ns: int) -> list[Emission] | None:
@@ -163,8 +165,10 @@ class SimEngine:
             return None
         self._unread = 0
         emissions = self._virtual.turn()
+        self.admitted.clear()
         for fact in self._virtual.take_facts():
             if isinstance(fact, SequenceAdmitted):
+                self.admitted.append(fact)
                 self.prompt_tokens += fact.known_tokens
                 self.hit_tokens += fact.hit_tokens
         for emission in emissions:

@@ -179,7 +179,7 @@ class FleetWorld:
 
     def _hang_up(self, engine: SimEngine, command: Cancel) -> None:
         if engine.dead_ns is None:
-            engine.cancel(command)
+            engine.command(command)
             self._wake(engine)
 
     def _wake(self, engine: SimEngine) -> None:

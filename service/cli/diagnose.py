@@ -184,10 +184,12 @@ def _relative_window(text: str) -> RelativeWindow:
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    from dashboards.monitor.fleet_faults import fleet_lines
+
     seconds = diagnosis.window_ns / 1e9
     if diagnosis.verdict == "indeterminate":
         print(f"indeterminate: {diagnosis.why}")
-    if not diagnosis.findings:
+    if not diagnosis.findings and diagnosis.fleet is None:
         print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     if diagnosis.reference == "nothing":
         print(f"what is usual for this {diagnosis.engine} is not known yet: no delay is judged")
@@ -195,6 +197,8 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         _print_finding(rank, finding)
     for one in diagnosis.abstained:
         print(f"not judged: {one.text}")
+    if diagnosis.fleet is not None:
+        print("\n".join(fleet_lines(diagnosis.fleet)))
 
 
 def _print_finding(rank: int, finding: Finding) -> None:

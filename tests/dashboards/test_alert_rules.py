@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from diagnosis.routed.symptoms import JUDGED
 from diagnosis.symptoms import Symptom
 from tests.diagnosis.test_runbooks import anchors
 from tests.support.servers.prometheus_server import CONFIG, RULES
@@ -34,7 +35,8 @@ def urls(alert: dict[str, Any]) -> Iterator[str]:
     assert url.startswith(_BASE), url
     path = url.removeprefix(_BASE)
     label = "{{ $labels.symptom }}"
-    yield from (path.replace(label, symptom) for symptom in Symptom) if label in path else (path,)
+    symptoms = JUDGED if path.startswith("runbooks/fleet/") else Symptom
+    yield from (path.replace(label, symptom) for symptom in symptoms) if label in path else (path,)
 
 
 def page_of(path: str) -> Path:

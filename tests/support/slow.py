@@ -30,6 +30,12 @@ _DEATH = "test_tensor_parallel.py::test_the_death_of_a_rank_ends_the_step"
 SLOW = {
     "test_e2e_fleet.py::": "test_fleet_world.py::",
     "test_shifted_clock.py::": "test_real_clocks.py::",
+    "test_routed_verdict.py::test_each_twin_is_named": (
+        "test_routed_verdict.py::test_a_slow_engine_is_named_by_the_gateways_diagnosis"
+    ),
+    "test_routed_verdict.py::test_a_twin_is_a_function": (
+        "test_routed_verdict.py::test_the_books_are_empty_when_all_sequences_have_ended"
+    ),
     # an emulated GPU
     "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up": _EXECUTOR,
     "test_cuda_executor.py::test_texts_survive_preemption": _EXECUTOR,

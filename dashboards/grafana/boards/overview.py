@@ -223,6 +223,31 @@ _FLEET = Row(
     title="Engines behind a network",
     panels=(
         Panel(
+            title="What is wrong with the fleet",
+            show=Show.STATES,
+            queries=(
+                Query(
+                    highest(fleet.FAULT, "instance", "symptom", "engine"),
+                    "{{instance}} {{symptom}} {{engine}}",
+                ),
+            ),
+            about=f"{fleet.FAULT.help} The pages are runbooks/fleet.",
+            needs=Needs.FLEET,
+            warn_above=1,
+        ),
+        Panel(
+            title="Time lost to it",
+            queries=(
+                Query(
+                    highest(fleet.FAULT_HARM_SECONDS, "instance", "symptom", "engine"),
+                    "{{instance}} {{symptom}} {{engine}}",
+                ),
+            ),
+            unit="s",
+            about=fleet.FAULT_HARM_SECONDS.help,
+            needs=Needs.FLEET,
+        ),
+        Panel(
             title="Engines of each gateway",
             queries=(Query(total(fleet.ENGINES, "state"), "{{state}}"),),
             about=fleet.ENGINES.help,

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from service.composition.clients.state import clients_state
 from service.composition.logs import Say
@@ -20,6 +22,7 @@ from service.gateway.engine_client.live_requests import RequestLister
 from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.digest import digest_of
 from service.gateway.fleet.families import fleet_families
+from service.gateway.fleet.replica_latency import FleetLatency, ReplicaLatency
 from service.gateway.fleet.wire_time import WireTime
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.listener import port_of
@@ -71,6 +74,7 @@ async def _serve(
     client = FleetClient(membership, lane, clock, model.name, digest_of(vocabulary), policy)
     live, handlers = set[str](), dict[str, LiveRequest]()
     connections, counts, wire = ConnectionCounts(), IngestCounts(), WireTime()
+    replicas = ReplicaLatency()
     observed = Observed(
         engine=client,
         model=lambda: model.name,
@@ -84,7 +88,7 @@ async def _serve(
             *wire.families(),
         ],
         watch_host=config.engine.watch_host,
-        told=(wire.on_timeline,),
+        told=(wire.on_timeline, replicas.on_timeline),
     )
     port = port_of(listener)
     telemetry = build_telemetry(config, clock, observed, port, None, NOT_STEERED)
@@ -108,7 +112,17 @@ async def _serve(
         slo=telemetry.slo_policy,
         not_ready_why=_NOT_READY,
     )
-    await _run(state, telemetry, client, listener, start, clock)
+    latency = partial(_latency, client, telemetry, replicas, clock)
+    await _run(state, telemetry, client, listener, start, clock, latency)
+
+
+def _latency(
+    client: FleetClient, telemetry: Telemetry, replicas: ReplicaLatency, clock: Clock
+) -> FleetLatency:
+    """As of now. Any thread may ask."""
+    roles = {link.name: link.member.role.value for link in client.links}
+    with telemetry.pump.caught_up():
+        return replicas.view(clock.now_ns(), roles)
 
 
 async def _run(
@@ -118,6 +132,7 @@ async def _run(
     listener: socket.socket,
     start: Start,
     clock: Clock,
+    latency: Callable[[], FleetLatency],
 ) -> None:
     """Serve requests until a signal, then leave the nodes."""
     lister = RequestLister(state.handlers, state.lane, clock)
@@ -128,7 +143,7 @@ async def _run(
     dump_on_signal(telemetry.recorder)
     try:
         await run_gateway(
-            fleet_app(state, client.links_view), state, listener, following,
+            fleet_app(state, client.links_view, latency), state, listener, following,
             lambda: start.announce(state.ingest, _nobody_else),
         )  # fmt: skip
     finally:

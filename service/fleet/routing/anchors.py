@@ -17,8 +17,9 @@ import hashlib
 from collections.abc import Sequence
 
 from service.engine.kv.prefix import chain_digests, chain_root, namespace_of
+from telemetry.facts.fleet.routing_records import ANCHOR_BLOCKS
 
-STRIDE_BLOCKS = 4
+STRIDE_BLOCKS = ANCHOR_BLOCKS
 MAX_ANCHORS = 256
 """Of one prompt: what lies behind the last of them is not looked for."""
 _BYTES = 8

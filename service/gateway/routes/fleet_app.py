@@ -4,6 +4,7 @@ engine can answer is refused with the remedy: ask the node.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 
 from service.gateway.errors import not_at_a_gateway
 from service.gateway.fleet.engines_view import EnginesView
+from service.gateway.fleet.replica_latency import FleetLatency
 from service.gateway.generation.state import GatewayState
 from service.gateway.routes.app import generation_apps, routes_of
 from service.gateway.routes.app_frame import framed_app
@@ -35,11 +37,18 @@ _OF_ENGINES = (
 )
 
 
-def fleet_app(state: GatewayState, engines: Callable[[], EnginesView]) -> ASGIApp:
+def fleet_app(
+    state: GatewayState,
+    engines: Callable[[], EnginesView],
+    latency: Callable[[], FleetLatency],
+) -> ASGIApp:
     """The whole HTTP surface over `state`."""
 
     async def show(state: GatewayState, request: Request) -> Response:
         return json_response(msgspec.json.encode(engines()))
+
+    async def show_latency(state: GatewayState, request: Request) -> Response:
+        return json_response(msgspec.json.encode(await asyncio.to_thread(latency)))
 
     generation = generation_apps(state)
     refused = [guarded(state, path, _ask_a_node, method) for method, path in _OF_ENGINES]
@@ -47,10 +56,12 @@ def fleet_app(state: GatewayState, engines: Callable[[], EnginesView]) -> ASGIAp
     described = [
         *(one for one in DESCRIPTIONS if (one.method, one.path) not in _OF_ENGINES),
         view("/debug/engines", "The engines of the fleet", answer=EnginesView),
+        view("/debug/fleet", "Latencies by engine and by role", answer=FleetLatency),
     ]
     routes = [
         *refused,
         guarded(state, "/debug/engines", show),
+        guarded(state, "/debug/fleet", show_latency),
         *own,
         openapi_route(state, described),
     ]

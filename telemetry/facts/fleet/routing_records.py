@@ -14,6 +14,10 @@ import msgspec
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import StepCostSet
 
+ANCHOR_BLOCKS = 4
+"""An anchor, the keyed hash of a prefix of a prompt, names so many blocks more than the one before
+it."""
+
 
 class RoutingPolicy(StrEnum):
     """How an engine is chosen for a request."""

@@ -42,6 +42,20 @@ WIRE_SEQUENCES = Metric(
     "Number of sequences of ended requests whose time on the network is known, by engine.",
     ("engine",),
 )
+FAULT = Metric(
+    "phasescope_fleet_fault",
+    Kind.GAUGE,
+    "Whether the diagnosis of this fleet gateway finds a symptom of its fleet now: 1 for each one "
+    "found, absent otherwise, by the engine at fault (empty where it is none).",
+    ("symptom", "engine"),
+)
+FAULT_HARM_SECONDS = Metric(
+    "phasescope_fleet_fault_harm_seconds",
+    Kind.GAUGE,
+    "Seconds that requests of this fleet gateway have lost to a symptom of its fleet in the last "
+    "seconds.",
+    ("symptom", "engine"),
+)
 WIRE_FAULTS = Metric(
     "phasescope_wire_faults",
     Kind.COUNTER,

@@ -1,0 +1,63 @@
+"""The time of an engine's steps, seen from when its tokens came.
+
+A sequence that is in two frames of an engine, one after the other, was in each step between them:
+so the frames are one step apart. What that step should have taken follows from the rows and their
+context, which the gateway counts, and from prompts that were computed meanwhile, at one cost for
+all engines: only the ratio between engines means anything. Steps of an engine that only computes
+prompts send no tokens, and are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diagnosis.routed.sequences import Sequence
+from telemetry.facts.engine_records import StepCostSet
+from telemetry.facts.fleet_records import TokensReceived
+
+
+class EngineSteps:
+    """Of one engine. `busy_ns` counts up the time between such frames."""
+
+    def __init__(self) -> None:
+        self.busy_ns = 0
+        self._last_ns = 0
+        self._rows: frozenset[int] = frozenset()
+
+    def step(
+        self, fact: TokensReceived, live: Mapping[int, Sequence], cost: StepCostSet, rows: int
+    ) -> Step | None:
+        """The step that ended with this frame; None where its beginning is not known. `rows` is how
+        many rows the engine last reported, where others have sequences there too."""
+        ids = frozenset(row.seq_id for row in fact.rows)
+        known = [live[one] for one in ids & self._rows if one in live]
+        last_ns, self._last_ns, self._rows = self._last_ns, fact.at_ns, ids
+        span_ns = fact.at_ns - last_ns
+        if not known or span_ns <= 0:
+            return None
+        self.busy_ns += span_ns
+        counted = max(len(known), rows)
+        context = sum(one.context_tokens for one in known) * counted // len(known)
+        expected_ns = cost.base_ns + cost.decode_row_ns * counted + cost.context_token_ns * context
+        return Step(span_ns, expected_ns, len(known))
+
+    def admitted(self, sequence: Sequence) -> None:
+        sequence.busy_ns = self.busy_ns
+
+    def prompt_ns(self, sequence: Sequence, at_ns: int, cost: StepCostSet) -> float:
+        """What the prompt of a sequence, which has its first token, should have added to the steps
+        that were seen."""
+        if sequence.admitted_ns is None or sequence.computed_tokens is None:
+            return 0.0
+        span_ns = max(1, at_ns - sequence.admitted_ns)
+        seen = min(1.0, (self.busy_ns - sequence.busy_ns) / span_ns)
+        return seen * cost.prefill_token_ns * sequence.computed_tokens
+
+
+class Step:
+    """`rows` sequences of this gateway were in it."""
+
+    __slots__ = ("expected_ns", "rows", "span_ns")
+
+    def __init__(self, span_ns: int, expected_ns: float, rows: int) -> None:
+        self.span_ns, self.expected_ns, self.rows = span_ns, expected_ns, rows

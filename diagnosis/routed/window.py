@@ -1,0 +1,110 @@
+"""The last seconds of a fleet, beside the time that they are compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from diagnosis.routed.thresholds import LATE_NS, LEAST_FIRSTS, LEAST_PACE_STEPS
+from diagnosis.routed.ticks import Cell, First, Tick, summed
+from telemetry.numbers.quantiles import median
+
+
+class Window:
+    """Sums by engine: `cells` of the window, `past` of the time before, empty without history.
+    `engines` are those that are there now."""
+
+    def __init__(
+        self, recent: Sequence[Tick], past: Sequence[Tick], engines: Collection[str]
+    ) -> None:
+        self.recent, self.past_ticks = recent, past
+        self.engines = engines
+        self.cells = {name: cell for name, cell in summed(recent).items() if name in engines}
+        self.past = summed(past)
+        self.routed = sum(tick.routed for tick in recent)
+        self.usual_wait_ns = mean_wait_ns(self.past.values())
+
+    @property
+    def has_history(self) -> bool:
+        return bool(self.past_ticks)
+
+    # Steps
+
+    def factor(self, engine: str) -> float | None:
+        """The length of an engine's steps over that of the others' of equal size; None: too few
+        steps, or no others."""
+        return relative(engine, self.cells)
+
+    def usual_factor(self, engine: str) -> float | None:
+        return relative(engine, self.past)
+
+    # Waits
+
+    def late_ns(self, first: First) -> int:
+        """By how much a first token is later than usual."""
+        usual_ns = self.usual_wait_ns or 0
+        late_ns = first.wait_ns - usual_ns
+        return int(late_ns) if late_ns > LATE_NS else 0
+
+    def late(self, engine: str | None = None) -> list[tuple[First, int]]:
+        """First tokens that were late at an engine, or (None) at any, the latest first."""
+        cells = self.cells.values() if engine is None else (self.cells[engine],)
+        found = [(first, self.late_ns(first)) for cell in cells for first in cell.firsts]
+        return sorted((one for one in found if one[1]), key=lambda one: -one[1])
+
+    def wait_ns(self, engine: str) -> float | None:
+        """The mean wait at an engine; None: of too few."""
+        cell = self.cells.get(engine)
+        return None if cell is None else mean_wait_ns((cell,))
+
+    def others_wait_ns(self, engine: str) -> float | None:
+        return mean_wait_ns(cell for name, cell in self.cells.items() if name != engine)
+
+    # Prefixes
+
+    def picks_of(self, prefix: int) -> Counter[str]:
+        """How many requests below a prefix went to each engine."""
+        found: Counter[str] = Counter()
+        for tick in self.recent:
+            for (one, engine), count in tick.picks.items():
+                if one == prefix:
+                    found[engine] += count
+        return found
+
+    def hottest(self) -> tuple[int, int] | None:
+        """The prefix that most requests have, and how many."""
+        found: Counter[int] = Counter()
+        for tick in self.recent:
+            for (prefix, _), count in tick.picks.items():
+                found[prefix] += count
+        return found.most_common(1)[0] if found else None
+
+    def usual_share(self, prefix: int) -> float | None:
+        """Of the requests before; None without history."""
+        routed = sum(tick.routed for tick in self.past_ticks)
+        if not routed:
+            return None
+        own = sum(
+            count
+            for tick in self.past_ticks
+            for (one, _), count in tick.picks.items()
+            if one == prefix
+        )
+        return own / routed
+
+
+def mean_wait_ns(cells: Iterable[Cell]) -> float | None:
+    waits = [first.wait_ns for cell in cells for first in cell.firsts]
+    return sum(waits) / len(waits) if len(waits) >= LEAST_FIRSTS else None
+
+
+def relative(engine: str, cells: dict[str, Cell]) -> float | None:
+    """The pace of an engine over the median of the others'."""
+    paces = {
+        name: cell.span_ns / cell.expected_ns
+        for name, cell in cells.items()
+        if cell.steps >= LEAST_PACE_STEPS and cell.expected_ns > 0
+    }
+    own = paces.pop(engine, None)
+    others = median(paces.values())
+    return None if own is None or not others else own / others
