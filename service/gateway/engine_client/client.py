@@ -175,10 +175,11 @@ class EngineClient:
         `begun_ns` is when the process was started.
         """
         first = frames.encode(frames.Launch(config, begun_ns, self.kv_launch))
-        await self._use(connection, first + (self._vocabulary or b""))
+        await self._use(connection, first)
 
     async def _use(self, connection: socket.socket, first: bytes) -> None:
-        """Write the `first` messages, then read until the socket closes."""
+        """Write the `first` message, and the vocabulary if it is there, then read until the socket
+        closes."""
         loop = asyncio.get_running_loop()
         closed = loop.create_future()
         writer, _ = await loop.create_connection(
@@ -187,7 +188,8 @@ class EngineClient:
         self.failure = None
         self._writer = writer
         try:
-            writer.write(first)
+            # looked at only now: it may have come while the connection was made
+            writer.write(first + (self._vocabulary or b""))
             await closed
         finally:
             self._detach()
