@@ -5,6 +5,11 @@ ARGS ?=
 SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
+# a file at a time, in the order of tests/conftest.py: what takes longest does not come last
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
+# images often set it; each start of a server would compile five hundred modules again
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast test-slow test-attach test-clients test-fleet lint types contracts unit sim sim-disaggregated bench fuzz docs site prometheus format clean
@@ -15,7 +20,9 @@ help: ## Show this help
 serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 ARGS=...)
 	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
 
-test: lint types contracts site unit ## Install, lint, type-check, check imports and docs, run the tests
+test: $(VENV)/.dev ## Install, lint, type-check, check imports and docs, run the tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 unit types contracts site
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check .
@@ -28,15 +35,15 @@ contracts: $(VENV)/.dev ## Allowed imports between packages
 	$(BIN)/lint-imports
 
 test-fast: $(VENV)/.dev ## The tests that start no server and compute little, in under two minutes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not server and not long"
+	$(BIN)/python -m pytest $(TWO) -m "not server and not long"
 
 unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes; what fails is run once more, alone
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" || { [ $$? -eq 1 ] && \
+	$(BIN)/python -m pytest $(TWO) -m "not slow" || { [ $$? -eq 1 ] && \
 	echo "Run again, alone. A test that passes now has raced with the load of the machine: mend it." && \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-test-slow: $(VENV)/.dev ## The tests that take more than ten seconds each, which `make test` leaves out
-	$(BIN)/python -m pytest -n 2 -m slow
+test-slow: $(VENV)/.dev ## What `make test` leaves out: its slowest tests, and most examples of its property tests
+	PHASESCOPE_ALL_EXAMPLES=1 $(BIN)/python -m pytest $(TWO) -m "slow or sampled"
 
 sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
 	$(BIN)/phasescope drill --sim chaos --count 10000

@@ -6,49 +6,24 @@ and those marked `long` out.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import pytest
 
+from telemetry.host.gc_watch import settle_collector
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
+from tests.support.slow import SLOW
 
-SLOW = (
-    "test_routed_verdict.py::test_each_twin_is_named",
-    "test_routed_verdict.py::test_a_twin_is_a_function",
-    "test_e2e_fleet.py::",
-    "test_shifted_clock.py::",
-    "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up",
-    "test_cuda_executor.py::test_texts_survive_preemption",
-    "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[2]",
-    "test_cuda_executor.py::test_drawn_tokens_are_those_of_the_torch_executor[2]",
-    "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch_executor_reads[2]",
-    "test_cuda_executor.py::test_drawn_tokens_are_those_of_the_torch_executor[1]",
-    "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch_executor_reads[1]",
-    "test_cuda_executor.py::test_graphs_are_captured_the_largest_first_and_once",
-    "test_cuda_executor.py::test_the_devices_own_time_is_in_each_steps_record",
-    "test_attention_choice.py::test_an_engine_with_our_kernels_writes_the_same_texts",
-    "test_cuda_executor.py::test_rows_that_the_device_cannot_sample_are_sampled_on_the_host",
-    "test_openvino.py::test_the_default_models_quality_is_kept",
-    "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels[fp8]",
-    "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels[int8]",
-    "test_triton.py::test_single_queries_in_any_number_of_parts_attend_as_torch_does",
-    "test_autopilot_flown.py::test_a_wrong_limit_is_found_set_measured_and_kept[tenant_max_seqs]",
-    "test_autopilot_flown.py::test_nothing_is_made_worse_where_no_limit_helps[overload]",
-    "test_promises_answered.py::test_the_search_comes_to_the_same_form_and_its_settings_are_enough"
-    "[misconfigured-True]",
-    "test_settings_excerpt.py::test_a_queue_that_other_settings_would_not_have_had",
-    "test_sensitivity.py::test_verdicts_over_a_shared_fold_are_those_of_a_diagnoser_alone",
-    "test_sensitivity.py::test_changes_take_part_where_their_numbers_are_used",
-    "test_settings_search.py::test_a_forecast_agrees_with_a_rerun[overload]",
-    "test_settings_search.py::test_a_forecast_agrees_with_a_rerun[flood]",
-    "test_settings_search.py::test_the_replay_without_a_change_is_what_was_recorded[overload]",
-    "test_settings_search.py::test_a_cap_for_tenants_is_what_helps_against_a_flood",
-)
-"""Tests of more than ten seconds each; most have a quicker one of the same subject. `make test`
-leaves them out, to stay below its time on two cores; `make test-slow` runs them."""
+# Images often set it, and then each process of each server compiles all of its modules again. The
+# servers inherit this environment.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 STARTS_SERVERS = {"server", "shared_server", "default_model"}
 SERVER_MODULES = (
@@ -57,7 +32,24 @@ SERVER_MODULES = (
 )  # fmt: skip
 
 
+def pytest_configure() -> None:
+    """Nothing that collecting makes is garbage: modules, and the items of seven thousand tests."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at it again at each of its full turns while the tests run."""
+    settle_collector()
+
+
+def pytest_unconfigure() -> None:
+    """Else libraries find their types leaked when the interpreter ends, and write a page on it."""
+    gc.unfreeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    kinds: dict[Path, str] = {}
     for item in items:
         assert isinstance(item, pytest.Function)
         uses = {getattr(value, "__module__", None) for value in vars(item.module).values()}
@@ -65,6 +57,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("server")
         if any(name in item.nodeid for name in SLOW):
             item.add_marker("slow")
+        marks = {mark.name for mark in item.iter_markers()}
+        kinds[item.path] = next((one for one in ("server", "long") if one in marks), "short")
+    places = {path: place for place, path in enumerate(_longest_first(kinds))}
+    items.sort(key=lambda item: places[item.path])
+
+
+def _longest_first(kinds: dict[Path, str]) -> list[Path]:
+    """Files that wait for servers and files that compute in turns, so that one of each runs at a
+    time; those of short tests last, so that both processes end together."""
+    servers, longs, shorts = (
+        [path for path, kind in kinds.items() if kind == wanted]
+        for wanted in ("server", "long", "short")
+    )
+    turns = chain.from_iterable(zip_longest(servers, longs))
+    return [path for path in (*turns, *shorts) if path is not None]
 
 
 @pytest.fixture(scope="session", autouse=True)

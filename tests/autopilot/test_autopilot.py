@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from diagnosis.autopilot.bounds import LimitBounds
@@ -16,6 +16,7 @@ from diagnosis.autopilot.thresholds import ANSWER_WITHIN_NS
 from telemetry.facts.limits import LimitValue
 from telemetry.facts.reasons import AutopilotDecision as Decision
 from telemetry.facts.reasons import AutopilotReason as Reason
+from tests.support.examples import examples
 from tests.support.worlds.piloted import SECOND, Model, Shares, World, at_rest
 
 SEQS = [{"max_num_seqs": n} for n in (2, 4, 8, 16, 32)]
@@ -247,7 +248,7 @@ def test_loads_that_alternate_do_not_make_it_swing() -> None:
     assert len(found.told(Decision.ROLLED_BACK)) <= 4
 
 
-@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(10, 35, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_the_invariants_hold_in_any_world(seed: int) -> None:
     """Truth, forecast, load, verdicts and events are drawn; `World` checks AP-1 to AP-7 at each

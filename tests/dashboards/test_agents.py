@@ -9,17 +9,18 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
 
 from dashboards.agents.reader import DebugReader, ErrorKind, ToolFailed
 from dashboards.agents.tools import Tools
 from telemetry.facts.clock import ManualClock
 from tests.support.servers.server import Server
 from tests.support.worlds.incidents import interference, journal_of_facts, lasting
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,8 @@ def with_agent(
     url: str, ask: Callable[[ClientSession], Awaitable[T]], env: dict[str, str] | None = None
 ) -> T:
     """What `ask` returns, in a session of the SDK's own client with `phasescope mcp URL`."""
+    from mcp import ClientSession, StdioServerParameters  # seconds of import
+    from mcp.client.stdio import stdio_client
 
     async def run() -> T:
         words = ["-m", "service.cli.main", "mcp", url]

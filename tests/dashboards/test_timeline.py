@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.timeline.build import TraceSummary, write_timeline
@@ -21,6 +21,7 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import EngineDied, Fact, RequestParsed, StallDetected
 from telemetry.journal.journal import Journal, write_journal
 from telemetry.journal.journal_reader import open_journal
+from tests.support.examples import examples
 from tests.support.servers.perfetto_check import Trace, checked, end_ns, start_ns
 from tests.support.servers.served import facts_of, served, started
 from tests.support.worlds.facts import (
@@ -48,7 +49,7 @@ def drawn(
     return checked(folder / "trace.json.gz"), summary
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10, 25)
 @given(
     name=st.sampled_from(("chaos", "poisson", "overload", "shared_prefix", "sharegpt")),
     seed=st.integers(0, 10_000),

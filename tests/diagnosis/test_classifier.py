@@ -12,19 +12,29 @@ import pytest
 from benchmarks.diagnosis.twins import judge_pair
 from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
 from diagnosis.detection.window import Window, window_of
+from diagnosis.evidence import Measurement
 from diagnosis.symptoms import LATENCY, Symptom
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.offline import diagnose_journal
 from diagnosis.verdicts.rules import RULES
-from lab.twins.registry import TWINS
+from lab.twins.registry import TWINS, build_gpu_twin
 from lab.twins.twin import Twin
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.records import ExportFailed, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
-from tests.support.worlds.twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
+from tests.support.worlds.twin_cases import (
+    SECOND,
+    baseline_of,
+    during,
+    judged,
+    judged_once,
+    top_of,
+    twin,
+    verdicts,
+)
 
 HEALTHY = tuple(name for name in TWINS if name.startswith("healthy"))
 FAULTY = [name for name in TWINS if name not in HEALTHY]
@@ -32,8 +42,8 @@ FAULTY = [name for name in TWINS if name not in HEALTHY]
 
 @pytest.mark.parametrize("name", FAULTY)
 def test_the_injected_fault_is_the_one_that_is_found(name: str) -> None:
-    one = twin(name, TWINS[name][0])
-    said = Counter(top_of(diagnosis) for diagnosis in during(one, verdicts(one)))
+    one, found = twin(name, TWINS[name][0]), judged_once(name, TWINS[name][0]).verdicts
+    said = Counter(top_of(diagnosis) for diagnosis in during(one, found))
     said.pop("healthy", None)
 
     assert said.most_common(1)[0][0] == name, said
@@ -41,9 +51,37 @@ def test_the_injected_fault_is_the_one_that_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
-    said = Counter(top_of(diagnosis) for _, diagnosis in verdicts(twin(name, TWINS[name][0])))
+    found = judged_once(name, TWINS[name][0]).verdicts
 
-    assert set(said) == {"healthy"}
+    assert {top_of(diagnosis) for _, diagnosis in found} == {"healthy"}
+
+
+def test_every_measurement_that_rules_may_name_is_taken_somewhere() -> None:
+    """Of windows of these faults; what nobody takes would be said as not measured forever."""
+    taken: set[Measurement] = set()
+    ones = [judged(build_gpu_twin(name, 5)) for name in ("slow_rank", "other_process")]
+    ones += [
+        judged_once(name, TWINS[name][0])
+        for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
+                     "budget_too_small", "throttled", "adapter_churn")
+    ]  # fmt: skip
+    for one in ones:
+        for charged in one.blames:
+            assert set(charged.facts) == set(Measurement)
+            taken |= {one for one, value in charged.facts.items() if value is not None}
+
+    assert set(Measurement) - taken == set()
+
+
+@pytest.mark.parametrize("symptom", RULES)
+def test_the_measurement_that_decides_is_taken_where_its_symptom_is_found(symptom: Symptom) -> None:
+    one = twin(symptom.value, TWINS[symptom.value][0])
+    found = judged_once(symptom.value, TWINS[symptom.value][0]).verdicts
+    said = [s for s in during(one, found) if top_of(s) == symptom.value]
+    deciding = [s.findings[0] for s in said if not s.findings[0].blows][-1].evidence[0]
+
+    assert deciding.name == RULES[symptom].evidence[0].value
+    assert deciding.value is not None
 
 
 def detection_delay_ns(one: Twin) -> int:
@@ -106,7 +144,8 @@ def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.Monkey
 def test_a_finding_has_evidence_exclusions_culprits_victims_and_a_runbook() -> None:
     """Its culprits are injected ones, and its onset is that of the fault."""
     one = twin("prefill_interference", "unchunked")
-    said = [s for s in during(one, verdicts(one)) if top_of(s) == one.name][-1]
+    found = judged_once("prefill_interference", "unchunked").verdicts
+    said = [s for s in during(one, found) if top_of(s) == one.name][-1]
     finding = said.findings[0]
     evidence = {entry.name: entry for entry in finding.evidence}
 
@@ -125,8 +164,8 @@ def test_a_finding_has_evidence_exclusions_culprits_victims_and_a_runbook() -> N
 
 
 def test_unfairness_names_the_flooding_tenant_as_culprit_and_the_others_as_victims() -> None:
-    one = twin("unfairness", "flood")
-    finding = next(s.findings[0] for s in during(one, verdicts(one)) if top_of(s) == one.name)
+    one, found = twin("unfairness", "flood"), judged_once("unfairness", "flood").verdicts
+    finding = next(s.findings[0] for s in during(one, found) if top_of(s) == one.name)
     assert set(finding.culprits) <= one.culprits
     assert not set(finding.victims) & set(finding.culprits)
 
@@ -156,8 +195,8 @@ def test_lost_spans_do_not_hide_other_findings() -> None:
 
 
 def test_a_slow_reader_is_not_diagnosed_as_a_slow_server() -> None:
-    one = twin("slow_client", "readers")
-    named = {f.symptom for s in during(one, verdicts(one)) for f in s.findings}
+    one, found = twin("slow_client", "readers"), judged_once("slow_client", "readers").verdicts
+    named = {f.symptom for s in during(one, found) for f in s.findings}
 
     assert not named & {Symptom.MEMORY_BANDWIDTH, Symptom.THROTTLED, Symptom.CPU_STARVATION}
 
@@ -216,7 +255,7 @@ def test_a_configuration_that_is_bad_from_the_start_is_found_only_with_a_baselin
 
 def test_findings_are_metrics_while_they_are_active() -> None:
     one = twin("host_stall", "collections")
-    said = during(one, verdicts(one))[-8]
+    said = during(one, judged_once("host_stall", "collections").verdicts)[-8]
     families = {metric.name: samples for metric, samples in finding_families(said)}
 
     assert families["phasescope_finding"] == [({"symptom": "host_stall"}, 1.0)]

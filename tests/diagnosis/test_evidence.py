@@ -9,29 +9,15 @@ import msgspec
 import pytest
 
 import diagnosis
-from diagnosis.attribution.blame import Blame
 from diagnosis.evidence import Counted, Facts, Measurement
 from diagnosis.symptoms import Evidence, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
-from diagnosis.verdicts.rules import RULES
-from lab.twins.registry import TWINS, build_gpu_twin
-from lab.twins.twin import Twin
+from lab.twins.registry import TWINS
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.reasons import StepFailure
-from tests.support.worlds.twin_cases import baseline_of, during, top_of, twin, verdicts
+from tests.support.worlds.twin_cases import baseline_of, top_of, twin
 
 ROOT = Path(diagnosis.__file__).parent
-
-
-def blames(one: Twin) -> list[Blame]:
-    """The charges of each moment of a twin at which something was charged."""
-    diagnoser, found = Diagnoser(baseline_of(one)), list[Blame]()
-    for fact in one.facts:
-        diagnoser.on_facts([fact])
-        charged = diagnoser.blame()
-        if charged is not None and (not found or charged is not found[-1]):
-            found.append(charged)
-    return found
 
 
 @pytest.mark.parametrize("one", [*Measurement, *Counted], ids=lambda one: f"{one.name}")
@@ -51,33 +37,6 @@ def test_evidence_is_made_of_listed_quantities_only() -> None:
     ]
 
     assert makers == []
-
-
-def test_every_measurement_that_rules_may_name_is_taken_somewhere() -> None:
-    """Of windows of these faults; what nobody takes would be said as not measured forever."""
-    taken: set[Measurement] = set()
-    ones = [build_gpu_twin(name, 5) for name in ("slow_rank", "other_process")]
-    ones += [
-        twin(name, TWINS[name][0])
-        for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
-                     "budget_too_small", "throttled", "adapter_churn")
-    ]  # fmt: skip
-    for one in ones:
-        for charged in blames(one):
-            assert set(charged.facts) == set(Measurement)
-            taken |= {one for one, value in charged.facts.items() if value is not None}
-
-    assert set(Measurement) - taken == set()
-
-
-@pytest.mark.parametrize("symptom", RULES)
-def test_the_measurement_that_decides_is_taken_where_its_symptom_is_found(symptom: Symptom) -> None:
-    one = twin(symptom.value, TWINS[symptom.value][0])
-    said = [s for s in during(one, verdicts(one)) if top_of(s) == symptom.value]
-    deciding = [s.findings[0] for s in said if not s.findings[0].blows][-1].evidence[0]
-
-    assert deciding.name == RULES[symptom].evidence[0].value
-    assert deciding.value is not None
 
 
 def test_what_the_host_did_not_measure_is_said_as_not_measured() -> None:

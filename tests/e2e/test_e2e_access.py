@@ -43,6 +43,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def generous() -> Iterator[Server]:
+    """Without keys; any page may call its API, and any client ask for a better priority."""
+    flags = ("--cors-origins", "*", "--best-priority", "-2")
+    with Server("--model", "dummy:tiny", *flags) as running:
+        yield running
+
+
 def error_code(answer: httpx.Response, status: int) -> Any:
     assert answer.status_code == status, answer.text
     return answer.json()["error"]["code"]
@@ -159,15 +167,14 @@ def test_a_page_whose_origin_is_allowed_may_call_and_read(guarded: Server) -> No
     assert "access-control-allow-origin" not in foreign.headers
 
 
-def test_allowing_any_origin_opens_the_api_and_not_the_debug_routes() -> None:
-    with Server("--model", "dummy:tiny", "--cors-origins", "*") as server:
-        page = {"origin": PAGE}
-        answer = server.client.post("/v1/completions", json=ASK, headers=page)
-        inside = server.client.post("/debug/cache/flush", headers=page)
+def test_allowing_any_origin_opens_the_api_and_not_the_debug_routes(generous: Server) -> None:
+    page = {"origin": PAGE}
+    answer = generous.client.post("/v1/completions", json=ASK, headers=page)
+    inside = generous.client.post("/debug/cache/flush", headers=page)
 
-        assert answer.headers["access-control-allow-origin"] == "*"
-        assert answer.status_code == 200
-        assert error_code(inside, 403) == "origin_not_allowed"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.status_code == 200
+    assert error_code(inside, 403) == "origin_not_allowed"
 
 
 def test_a_better_priority_needs_a_key_that_allows_it(guarded: Server) -> None:
@@ -193,10 +200,11 @@ def test_a_better_priority_needs_a_key_that_allows_it(guarded: Server) -> None:
     )
 
 
-def test_a_client_without_a_key_gets_the_best_priority_that_the_operator_gives() -> None:
-    with Server("--model", "dummy:tiny", "--best-priority", "-2") as server:
-        assert server.completion(**ASK, priority=-2).status_code == 200
-        answer = server.completion(**ASK, priority=-3)
+def test_a_client_without_a_key_gets_the_best_priority_that_the_operator_gives(
+    generous: Server,
+) -> None:
+    assert generous.completion(**ASK, priority=-2).status_code == 200
+    answer = generous.completion(**ASK, priority=-3)
 
     assert error_code(answer, 403) == "priority_not_allowed"
     assert answer.json()["error"]["param"] == "priority"

@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from lab.drills.outside import Hooks
 from telemetry.facts.clock import MonotonicClock
@@ -35,46 +37,50 @@ def finding(server: Server) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def test_a_frozen_engine_is_not_ready_is_found_and_keeps_its_requests() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--model", "dummy:tiny", "--threads", "1") as running:
+        yield running
+
+
+def test_a_frozen_engine_is_not_ready_is_found_and_keeps_its_requests(server: Server) -> None:
     """SIGSTOP: 503 within three seconds, a typed refusal, the finding; SIGCONT: as before."""
-    with Server("--model", "dummy:tiny", "--threads", "1") as server:
-        pid = server.snapshot()["engine_pid"]
-        thread, answers = generating(server)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: not server.is_ready(), "unreadiness", 3)
-            ready, refused = server.client.get("/ready"), server.completion(max_tokens=4)
-            found = eventually(lambda: finding(server), "a finding", 5)
-            metrics = server.client.get("/metrics").text
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        eventually(server.is_ready, "readiness again", 5)
-        thread.join(60)
-        after = server.completion(max_tokens=4)
+    pid = server.snapshot()["engine_pid"]
+    thread, answers = generating(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: not server.is_ready(), "unreadiness", 3)
+        ready, refused = server.client.get("/ready"), server.completion(max_tokens=4)
+        found = eventually(lambda: finding(server), "a finding", 5)
+        metrics = server.client.get("/metrics").text
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(server.is_ready, "readiness again", 5)
+    thread.join(60)
+    after = server.completion(max_tokens=4)
 
-        assert "has not responded for" in ready.json()["reason"]
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "engine_not_responding"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert found["symptom"] == "engine_hung"
-        assert "stopped by a signal" in found["claim"]
-        assert any(f"Thread {pid} (" in line and "state T" in line for line in found["stacks"])
-        assert 'phasescope_finding{symptom="engine_hung"} 1' in metrics
-        assert "phasescope_ready 0" in metrics
-        assert [answer.status_code for answer in answers] == [200]
-        assert after.status_code == 200
-        assert server.snapshot()["engine_restarts"] == 0
+    assert "has not responded for" in ready.json()["reason"]
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_not_responding"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert found["symptom"] == "engine_hung"
+    assert "stopped by a signal" in found["claim"]
+    assert any(f"Thread {pid} (" in line and "state T" in line for line in found["stacks"])
+    assert 'phasescope_finding{symptom="engine_hung"} 1' in metrics
+    assert "phasescope_ready 0" in metrics
+    assert [answer.status_code for answer in answers] == [200]
+    assert after.status_code == 200
+    assert server.snapshot()["engine_restarts"] == 0
 
 
-def test_an_engine_frozen_while_idle_is_not_ready_either() -> None:
-    with Server("--model", "dummy:tiny") as server:
-        pid = server.snapshot()["engine_pid"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: not server.is_ready(), "unreadiness", 3)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        eventually(server.is_ready, "readiness again", 5)
+def test_an_engine_frozen_while_idle_is_not_ready_either(server: Server) -> None:
+    pid = server.snapshot()["engine_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: not server.is_ready(), "unreadiness", 3)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(server.is_ready, "readiness again", 5)
 
 
 def test_a_deadlock_with_the_interpreter_lock_is_found_with_stacks_and_replaced(

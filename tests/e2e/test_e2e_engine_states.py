@@ -163,7 +163,8 @@ def _while_it_drains(server: Server, drama: Drama) -> None:
     drama.said = server.log()
 
 
-@pytest.fixture(scope="module", params=FAULTS)
+# a frozen engine is waited for; `test_e2e_engine_frozen.py` has one in each of its other forms
+@pytest.fixture(scope="module", params=["killed", pytest.param("frozen", marks=pytest.mark.slow)])
 def drama(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Drama:
     """The engine is struck twice: while it serves, and, after it was replaced, in the drain."""
     drama = Drama(request.param)

@@ -6,7 +6,6 @@ import http.server
 import threading
 import time
 
-from benchmarks.fuzz.api import fuzz
 from benchmarks.fuzz.cases import MOST_TOKENS, make_servable
 from benchmarks.fuzz.facts import unpaired
 from benchmarks.fuzz.watch import HealthWatch
@@ -17,6 +16,8 @@ CASES = 150
 
 
 def test_generated_requests_break_nothing_and_are_answered_as_documented() -> None:
+    from benchmarks.fuzz.api import fuzz  # seconds of import
+
     with Server() as server:
         report = fuzz(server.url, server.process.pid, CASES, 1)
 

@@ -11,7 +11,7 @@ from tests.support.servers.server import Server, eventually
 
 
 def test_engine_and_gateway_list_no_live_request_when_they_go_idle(tmp_path: Path) -> None:
-    with Server() as server:
+    with Server("--model", "dummy:tiny") as server:
 
         def facts() -> list[Fact]:
             path = tmp_path / "now.journal"

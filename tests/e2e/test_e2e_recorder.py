@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ SMALL = ("--model", "dummy:tiny", "--max-num-seqs", "8", "--max-batched-tokens",
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
     return tmp_path / "dumps"
+
+
+@dataclass(frozen=True)
+class Lived:
+    """A server that has had mixed traffic, the ids of the requests, and where its dumps are."""
+
+    server: Server
+    ids: list[str]
+    dumps: Path
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    folder = tmp_path_factory.mktemp("dumps")
+    with Server(*SMALL, "--dump-dir", str(folder)) as running:
+        yield Lived(running, mixed_traffic(running), folder)
 
 
 @pytest.fixture
@@ -118,10 +135,10 @@ def dumped(folder: Path, reason: str) -> Path | None:
 
 
 def test_a_journal_that_is_read_back_gives_the_answers_of_the_server(
-    recorded: Server, tmp_path: Path
+    lived: Lived, tmp_path: Path
 ) -> None:
     """Every histogram of every class and every answer of /debug/requests, to the byte."""
-    ids = mixed_traffic(recorded)
+    recorded, ids = lived.server, lived.ids
     live_histograms = recorded.client.get("/debug/histograms").json()
     live = {name: recorded.client.get(f"/debug/requests/{name}").content for name in ids}
     live_snapshot = recorded.snapshot()
@@ -146,11 +163,10 @@ def vars_of(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def test_a_real_run_becomes_a_valid_trace(recorded: Server, tmp_path: Path) -> None:
+def test_a_real_run_becomes_a_valid_trace(lived: Lived, tmp_path: Path) -> None:
     """From the server's URL, as the command does it."""
-    mixed_traffic(recorded)
-    out = tmp_path / "run.json.gz"
-    command = [sys.executable, "-m", "service.cli.main", "timeline", recorded.url, "-o", str(out)]
+    out, url = tmp_path / "run.json.gz", lived.server.url
+    command = [sys.executable, "-m", "service.cli.main", "timeline", url, "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     trace = checked(out)
     assert "open it at ui.perfetto.dev" in done.stdout
@@ -197,23 +213,29 @@ def test_a_stopped_engine_is_detected_and_dumped_within_a_second(
     assert 'phasescope_dumps_total{reason="stall"} 1' in metrics
 
 
-def test_a_second_dump_at_once_is_refused_with_a_time_to_wait(recorded: Server) -> None:
-    first, second = (recorded.client.post("/debug/dump") for _ in range(2))
+def test_a_second_dump_at_once_is_refused_with_a_time_to_wait(lived: Lived) -> None:
+    def dumps_again() -> bool:
+        return lived.server.client.post("/debug/dump").status_code == 200
 
-    assert (first.status_code, second.status_code) == (200, 429)
+    eventually(dumps_again, "a first dump")
+    second = lived.server.client.post("/debug/dump")
+
+    assert second.status_code == 429
     assert second.headers["retry-after"] == "1"
     assert second.json()["error"]["code"] == "dump_too_soon"
 
 
-def test_a_signal_requests_a_dump(recorded: Server, dumps: Path) -> None:
-    recorded.completion(max_tokens=4)
-    recorded.process.send_signal(signal.SIGUSR2)
-    eventually(lambda: dumped(dumps, "signal"), "a dump")
+def test_a_signal_requests_a_dump(lived: Lived) -> None:
+    def signalled() -> Path | None:
+        """Too soon after another dump it is refused, as a request for one is."""
+        lived.server.process.send_signal(signal.SIGUSR2)
+        return dumped(lived.dumps, "signal")
 
-    facts = facts_in(dumps, "signal")
+    eventually(signalled, "a dump")
+    facts = facts_in(lived.dumps, "signal")
     kinds = [type(fact) for fact in facts]
     assert kinds.index(EngineStarted) < kinds.index(StepRecorded)
-    assert recorded.is_ready()
+    assert lived.server.is_ready()
 
 
 def test_the_death_of_the_engine_is_dumped_and_the_record_goes_on(

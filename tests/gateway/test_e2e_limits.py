@@ -226,25 +226,24 @@ def test_a_wrong_command_is_one_line_with_what_to_do(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_engine_that_does_not_answer_is_no_success_and_may_still_obey() -> None:
-    with Server(*FLAGS) as server:
-        engine_pid = server.snapshot()["engine_pid"]
-        os.kill(engine_pid, signal.SIGSTOP)
-        try:
-            late = server.client.put("/debug/limits", json={"max_num_seqs": 2})
-            hung = server.client.put("/debug/limits", json={"max_num_seqs": 3})
-            view = server.client.get("/debug/limits").json()["limits"]
-        finally:
-            os.kill(engine_pid, signal.SIGCONT)
-        assert (late.status_code, late.json()["error"]["code"]) == (504, "limits_not_confirmed")
-        assert (hung.status_code, hung.json()["error"]["code"]) == (503, "engine_not_responding")
-        assert view["max_num_seqs"]["value"] == 8
+def test_an_engine_that_does_not_answer_is_no_success_and_may_still_obey(server: Server) -> None:
+    engine_pid = server.snapshot()["engine_pid"]
+    os.kill(engine_pid, signal.SIGSTOP)
+    try:
+        late = server.client.put("/debug/limits", json={"max_num_seqs": 2})
+        hung = server.client.put("/debug/limits", json={"max_num_seqs": 3})
+        view = server.client.get("/debug/limits").json()["limits"]
+    finally:
+        os.kill(engine_pid, signal.SIGCONT)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "limits_not_confirmed")
+    assert (hung.status_code, hung.json()["error"]["code"]) == (503, "engine_not_responding")
+    assert view["max_num_seqs"]["value"] == 8
 
-        def value() -> int:
-            limits = server.client.get("/debug/limits").json()["limits"]
-            return int(limits["max_num_seqs"]["value"])
+    def value() -> int:
+        limits = server.client.get("/debug/limits").json()["limits"]
+        return int(limits["max_num_seqs"]["value"])
 
-        eventually(lambda: value() == 2, "the change that was late")
+    eventually(lambda: value() == 2, "the change that was late")
 
 
 def test_changes_under_load_replay_exactly_and_an_engine_that_is_replaced_keeps_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,17 +13,21 @@ from tests.support.servers.server import Server
 CASES = 150
 
 
-def test_any_bytes_get_an_http_response_or_a_close_and_leave_no_state() -> None:
-    statuses: Counter[int] = Counter()
-    with Server("--model", "dummy:tiny", "--header-timeout", "2", "--body-timeout", "2") as server:
-        server.client.close()
-        with HealthWatch(server.port) as watch:
-            fuzz(server.port, CASES, statuses)
-        print(f"/health: longest wait {max(watch.waits_ms):.1f} ms; answers {dict(statuses)}")
-        assert watch.failed is None
-        assert settled(server.url) == {}
-        assert "Traceback" not in server.log()
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--model", "dummy:tiny", "--header-timeout", "2", "--body-timeout", "2") as running:
+        running.client.close()
+        yield running
 
+
+def test_any_bytes_get_an_http_response_or_a_close_and_leave_no_state(server: Server) -> None:
+    statuses: Counter[int] = Counter()
+    with HealthWatch(server.port) as watch:
+        fuzz(server.port, CASES, statuses)
+    print(f"/health: longest wait {max(watch.waits_ms):.1f} ms; answers {dict(statuses)}")
+    assert watch.failed is None
+    assert settled(server.url) == {}
+    assert "Traceback" not in server.log()
     assert {200, 400} <= statuses.keys()
 
 
@@ -37,9 +42,8 @@ def test_the_check_refuses_a_response_that_is_not_http() -> None:
         Answers().read(good + b"garbage")
 
 
-def test_a_case_knows_its_end() -> None:
-    with Server("--model", "dummy:tiny") as server:
-        good = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        assert throw(server.port, Case((good[:9], good[9:]), Leave.QUIET)) == [200]
-        assert throw(server.port, Case((good, b"\0"), Leave.QUIET)) == [200, 400]
-        assert throw(server.port, Case((good,), Leave.RESET)) == []
+def test_a_case_knows_its_end(server: Server) -> None:
+    good = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    assert throw(server.port, Case((good[:9], good[9:]), Leave.QUIET)) == [200]
+    assert throw(server.port, Case((good, b"\0"), Leave.QUIET)) == [200, 400]
+    assert throw(server.port, Case((good,), Leave.RESET)) == []

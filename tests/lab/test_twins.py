@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
+from diagnosis.symptoms import Symptom
 from lab.replay.recorded import read_runs
 from lab.replay.replay_exact import replay_exactly
 from lab.twins.compounds import COMPOUNDS, build_compound
-from lab.twins.registry import TWINS, build_twin
+from lab.twins.registry import TWINS, build_clean, build_twin
 from lab.twins.simulated_run import REFERENCE, START_NS, Span
 from lab.twins.twin import Twin
 from telemetry.facts.engine_records import (
@@ -30,7 +31,7 @@ from telemetry.facts.records import (
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from tests.support.worlds.twin_cases import twin
+from tests.support.worlds.twin_cases import SEED, twin
 from tests.support.worlds.twin_measures import (
     Group,
     Measure,
@@ -109,6 +110,24 @@ def test_every_request_ends_once(name: str, mechanism: str) -> None:
     assert set(gone.values()) <= {1}
     if not of(facts, EngineDied):
         assert queued <= gone
+
+
+@pytest.mark.parametrize("symptom", Symptom)
+def test_every_symptom_has_a_twin_that_the_fault_makes_another_run(symptom: Symptom) -> None:
+    """What takes minutes on a server takes seconds in virtual time, in every test run."""
+    name = symptom.value
+    one = twin(name, TWINS[name][0])
+
+    assert one.onset_ns is not None
+    assert one.facts != build_clean(name, SEED)
+
+
+@pytest.mark.parametrize("name", sorted(set(TWINS) - {symptom.value for symptom in Symptom}))
+def test_the_other_twins_are_healthy(name: str) -> None:
+    one = twin(name, TWINS[name][0])
+
+    assert one.onset_ns is None
+    assert one.facts == build_clean(name, SEED)
 
 
 @pytest.mark.parametrize("name", ["prefix_cache_cold", "kv_thrash", "slow_client", "load_failure"])

@@ -100,10 +100,13 @@ class LeastFinish:
         prompt that others share makes its engine the place for them, so it goes where it ends
         first."""
         book, apart_ns = self._book, self._book.settings.late_apart_ns
-        most_ns = min(one.before_ns for one in weighed) + apart_ns
+        least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
+        most_ns = least_ns + apart_ns
         near = [one for one in weighed if one.before_ns <= most_ns]
         if book.is_sharing:
             return min(_least_work(near), key=attrgetter("score"))
+        if least_ns <= MARGIN * target_ns / 2:
+            return weighed[0]  # its own length makes it late: others have room
         seen = {one.view.index for one in weighed}
         more = [
             book.predicted(index, request, book.cached_tokens(book.view(index), request), now_ns)

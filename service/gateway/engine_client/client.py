@@ -14,12 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from service.config.settings import EngineConfig
-from service.engine.inbox import (
-    Cancel,
-    Pause,
-    Resume,
-    Submit,
-)
+from service.engine.inbox import Cancel, Pause, Resume, Submit
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
@@ -60,6 +55,8 @@ class EngineClient:
     ) -> None:
         self.started: EngineStarted | None = None
         self.failure: frames.EngineFailed | None = None
+        self.kv_launch: frames.KvLaunch | None = None
+        self.kv_offered: frames.KvOffered | None = None
         self.lost_facts = 0
         self.health = Health()
         self.limits = RuntimeLimitsOwner(self.send)
@@ -134,8 +131,9 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(self, command: frames.OfTheEngine) -> None:
-        """Send a command that concerns no single sequence; dropped when no engine is ready."""
+    def send(self, command: frames.ToEngine) -> None:
+        """Send a command that is about no request of this client, or comes before its submit;
+        dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
 
@@ -178,11 +176,12 @@ class EngineClient:
 
         `begun_ns` is when the process was started.
         """
-        first = frames.encode(frames.Launch(config, begun_ns))
-        await self._use(connection, first + (self._vocabulary or b""))
+        first = frames.encode(frames.Launch(config, begun_ns, self.kv_launch))
+        await self._use(connection, first)
 
     async def _use(self, connection: socket.socket, first: bytes) -> None:
-        """Write the `first` messages, then read until the socket closes."""
+        """Write the `first` message, and the vocabulary if it is there, then read until the socket
+        closes."""
         loop = asyncio.get_running_loop()
         closed = loop.create_future()
         writer, _ = await loop.create_connection(
@@ -191,7 +190,8 @@ class EngineClient:
         self.failure = None
         self._writer = writer
         try:
-            writer.write(first)
+            # looked at only now: it may have come while the connection was made
+            writer.write(first + (self._vocabulary or b""))
             await closed
         finally:
             self._detach()
@@ -214,6 +214,8 @@ class EngineClient:
                 self._on_progress(message.stage)
             case frames.PrefixesHeld():
                 self.on_prefixes(message)
+            case frames.KvOffered():
+                self.kv_offered = message
             case frames.ProfileEnded():
                 self._profile_ended(message)
             case frames.EngineFailed():
@@ -303,7 +305,7 @@ class EngineClient:
         """The engine process has ended: end every sequence in flight."""
         self._ready.clear()
         self.health.hung_ns = self.health.heartbeat_age_ns = None
-        self._writer = None
+        self._writer = self.kv_offered = None
         self.frames = 0
         self._lost_before = self.lost_facts
         self._profile_ended(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ FLOOD = Kind(rate_per_s=12.0, outputs=(60, 120), tenant="flood", slo_class="batc
 GROWING = Kind(rate_per_s=5.0, prompt=(100, 300), outputs=(40, 80))
 
 
+SAID: dict[str, list[str]] = {}  # the progress of each search
 WORLDS: dict[str, Promised] = {
     "well": Promised(kinds=(CHAT,)),
     "whole prompts": Promised(
@@ -55,11 +57,21 @@ WORLDS: dict[str, Promised] = {
 }
 
 
+# The search of one of these replays for ten seconds and more. Quicker ones have the same forms:
+# "whole prompts" and "no chunks" of settings that are wrong, "too long" and "stalls" of what no
+# setting changes; `test_settings_answer.py` has the forms themselves, capacity among them.
+SLOW = ("tight pool", "flood", "overload")
+
+
+def each(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in names]
+
+
 @cache
 def found(name: str) -> SettingsAnswer:
     world = WORLDS[name]
     run, cost = world.recorded(SEED)
-    return search(run, cost, world.window, POLICY)
+    return search(run, cost, world.window, POLICY, progress=SAID.setdefault(name, []).append)
 
 
 def names(trial: Trial | None) -> set[str]:
@@ -88,7 +100,7 @@ def test_a_server_that_is_well_has_nothing_to_gain() -> None:
         ("whole prompts", "max_batched_tokens", Remedy.RUNTIME),
         ("no chunks", "chunked_prefill", Remedy.SETTINGS),
         ("two slots", "max_num_seqs", Remedy.RUNTIME),
-        ("tight pool", "kv_memory", Remedy.SETTINGS),
+        pytest.param("tight pool", "kv_memory", Remedy.SETTINGS, marks=pytest.mark.slow),
     ],
 )
 def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> None:
@@ -99,6 +111,7 @@ def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> 
     assert answer.form in (Form.MISCONFIGURED, Form.ONE_CLASS)
 
 
+@pytest.mark.slow
 def test_a_cap_for_tenants_is_what_helps_against_a_flood() -> None:
     """The calm tenant then meets its objective. The flood is more than one server can do."""
     answer = found("flood")
@@ -111,7 +124,7 @@ def test_a_cap_for_tenants_is_what_helps_against_a_flood() -> None:
     assert answer.capacity is not None
 
 
-@pytest.mark.parametrize("name", ["whole prompts", "no chunks", "two slots", "tight pool"])
+@pytest.mark.parametrize("name", each("whole prompts", "no chunks", "two slots", "tight pool"))
 def test_settings_that_are_said_to_meet_the_objectives_do_on_a_rerun(name: str) -> None:
     best = found(name).best
 
@@ -120,7 +133,7 @@ def test_settings_that_are_said_to_meet_the_objectives_do_on_a_rerun(name: str) 
     assert rerun(name, best).is_met
 
 
-@pytest.mark.parametrize("name", ["whole prompts", "two slots", "flood", "overload"])
+@pytest.mark.parametrize("name", each("whole prompts", "two slots", "flood", "overload"))
 def test_a_forecast_agrees_with_a_rerun(name: str) -> None:
     best = found(name).best
     assert best is not None
@@ -130,7 +143,7 @@ def test_a_forecast_agrees_with_a_rerun(name: str) -> None:
         assert one.good_share == pytest.approx(real.classes[slo_class].good_share, abs=0.08)
 
 
-@pytest.mark.parametrize("name", list(WORLDS))
+@pytest.mark.parametrize("name", each(*WORLDS))
 def test_the_replay_without_a_change_is_what_was_recorded(name: str) -> None:
     answer = found(name)
 
@@ -139,6 +152,7 @@ def test_the_replay_without_a_change_is_what_was_recorded(name: str) -> None:
         assert one.good_share == pytest.approx(answer.recorded[slo_class].good_share, abs=0.06)
 
 
+@pytest.mark.slow
 def test_an_overload_is_at_its_limit_and_replicas_meet_the_objectives() -> None:
     answer = found("overload")
 
@@ -196,7 +210,7 @@ def test_only_runtime_gives_limits_that_the_running_server_can_have() -> None:
     assert answer.capacity is None
 
 
-@pytest.mark.parametrize("name", list(WORLDS))
+@pytest.mark.parametrize("name", each(*WORLDS))
 def test_a_search_makes_a_bounded_number_of_replays(name: str) -> None:
     world = WORLDS[name]
     run, cost = world.recorded(SEED)
@@ -215,9 +229,7 @@ def test_the_same_record_gives_the_same_answer() -> None:
 
 
 def test_progress_names_each_trial() -> None:
-    world, said = WORLDS["two slots"], list[str]()
-    run, cost = world.recorded(SEED)
-    answer = search(run, cost, world.window, POLICY, progress=said.append)
+    answer = found("two slots")
 
-    assert len(said) == answer.tried
-    assert any("max_num_seqs 2 -> 4" in line for line in said)
+    assert len(SAID["two slots"]) == answer.tried
+    assert any("max_num_seqs 2 -> 4" in line for line in SAID["two slots"])

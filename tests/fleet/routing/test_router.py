@@ -132,16 +132,22 @@ SHORT: dict[str, Any] = {"tokens": 10, "ttft_target_ns": 500 * MS}
 
 def test_requests_that_are_late_everywhere_go_together_to_where_one_waits_already() -> None:
     """One that still can be in time finds room elsewhere."""
-    fleet = _busy(0.1, 2.0, 0.11, 1.0)
+    fleet = _busy(0.25, 2.0, 0.26, 1.0)
 
     assert {fleet.send(fleet.request(**LONG)) for _ in range(4)} == {"e1"}
     assert {fleet.send(fleet.request(**SHORT)) for _ in range(2)} == {"e0", "e2"}
 
 
 def test_a_late_request_does_not_wait_much_longer_than_it_had_to() -> None:
-    fleet = _busy(0.1, 25.0, 0.11)
+    fleet = _busy(0.25, 25.0, 0.26)
 
     assert fleet.send(fleet.request(**LONG)) != "e1"
+
+
+def test_a_prompt_that_is_late_by_its_own_length_goes_where_it_ends_first() -> None:
+    fleet = _busy(0.01, 1.0, 0.1)
+
+    assert fleet.send(fleet.request(**LONG)) == "e0"
 
 
 def test_a_late_request_goes_to_a_holder_of_its_prefix_where_prompts_are_shared() -> None:

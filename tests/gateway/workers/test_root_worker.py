@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,18 @@ from tests.support.servers.server import eventually
 from tests.support.worlds.twin_cases import SECOND, twin
 
 
-def stalled(tmp_path: Path) -> tuple[bytes, Diagnosis]:
+@cache
+def stalled() -> tuple[bytes, Diagnosis]:
     """The record of a server twelve seconds into a fault, and what is said of it."""
     one = twin("host_stall", "collections")
     assert one.onset_ns is not None
     facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 12 * SECOND]
     diagnoser = Diagnoser()
     diagnoser.on_facts(facts)
-    path = tmp_path / "now.journal"
-    write_journal(path, facts, MonotonicClock(), "test")
-    return path.read_bytes(), diagnoser.diagnosis()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "now.journal"
+        write_journal(path, facts, MonotonicClock(), "test")
+        return path.read_bytes(), diagnoser.diagnosis()
 
 
 class CountedClock(ManualClock):
@@ -49,8 +52,8 @@ class CountedClock(ManualClock):
         eventually(lambda: self.reads >= enough, "another look at the clock")
 
 
-def test_a_fault_is_explained(tmp_path: Path) -> None:
-    record, said = stalled(tmp_path)
+def test_a_fault_is_explained() -> None:
+    record, said = stalled()
     worker = RootWorker(MonotonicClock(), lambda: said, lambda: [record], None)
     worker.start()
     eventually(lambda: worker.answer != NOTHING, "an explanation", 60)
@@ -64,7 +67,7 @@ def test_a_fault_is_explained(tmp_path: Path) -> None:
 
 def test_the_answer_has_the_settings_that_would_meet_the_objectives(tmp_path: Path) -> None:
     """By the SLO classes of the server's own file; they are met here, so nothing is to be set."""
-    record, said = stalled(tmp_path)
+    record, said = stalled()
     classes = tmp_path / "slo.toml"
     classes.write_text("[classes.patient]\nttft_ms = 60000\nitl_ms = 60000\n")
     worker = RootWorker(
@@ -104,11 +107,9 @@ def test_a_broken_promise_is_explained_by_the_onset_of_its_finding() -> None:
     assert early == []
 
 
-def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_took(
-    tmp_path: Path,
-) -> None:
+def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_took() -> None:
     """However long the fault lasts, it takes a twentieth of a core."""
-    _, said = stalled(tmp_path)
+    _, said = stalled()
     assert said.onset_ns is not None
     clock = CountedClock(said.onset_ns + 12 * SECOND)
     taken: list[int] = []
@@ -158,19 +159,19 @@ def test_nothing_is_replayed_while_nothing_is_wrong_or_not_for_long_enough(said:
     assert worker.answer == NOTHING
 
 
-def test_a_record_that_cannot_be_replayed_is_told(tmp_path: Path) -> None:
-    _, said = stalled(tmp_path)
+def test_a_record_that_cannot_be_replayed_is_told() -> None:
+    _, said = stalled()
     found = failure_of(worker_of(said, b"no journal"))
 
     assert found["reason"] == "replay"
     assert "not a phasescope journal" in found["error"]
 
 
-def test_every_action_has_a_remedy_and_a_promise_is_the_first_that_helps(tmp_path: Path) -> None:
+def test_every_action_has_a_remedy_and_a_promise_is_the_first_that_helps() -> None:
     from diagnosis.root_cause.counterfactual import Explanation, Gain
     from diagnosis.root_cause.interventions import Cause
 
-    _, said = stalled(tmp_path)
+    _, said = stalled()
     gain = Gain(cause=Cause.STALLS, symptom="tpot_mean", gain=0.5, share=1.0, spared_ms=1200.0)
     explanation = Explanation(requests=9, moved={}, gains=(gain,), tried=(Cause.STALLS,))
 
@@ -203,7 +204,7 @@ def test_a_full_disk_is_told_and_the_worker_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here there is no folder for temporary files at all."""
-    _, said = stalled(tmp_path)
+    _, said = stalled()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     found = failure_of(worker_of(said, b""))
 
@@ -215,7 +216,7 @@ def test_a_full_disk_is_told_and_the_worker_goes_on(
 def test_without_the_command_nice_the_child_is_given_the_lowest_priority_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, said = stalled(tmp_path)
+    _, said = stalled()
     monkeypatch.setenv("PATH", str(tmp_path))
     program = "import os\nwhile os.nice(0) < 19: pass\nprint('{\"nice\": %d}' % os.nice(0))"
     worker = worker_of(said, b"", (sys.executable, "-c", program))
@@ -236,17 +237,17 @@ def test_without_the_command_nice_the_child_is_given_the_lowest_priority_all_the
     ],
 )
 def test_a_child_that_gives_no_answer_is_told_with_why(
-    tmp_path: Path, child: tuple[str, ...], reason: str, error: str
+    child: tuple[str, ...], reason: str, error: str
 ) -> None:
-    _, said = stalled(tmp_path)
+    _, said = stalled()
     found = failure_of(worker_of(said, b"", child, 2))
 
     assert found["reason"] == reason
     assert error in found["error"]
 
 
-def test_what_the_diagnosis_or_the_recorder_raises_does_not_end_the_worker(tmp_path: Path) -> None:
-    _, said = stalled(tmp_path)
+def test_what_the_diagnosis_or_the_recorder_raises_does_not_end_the_worker() -> None:
+    _, said = stalled()
 
     def broken() -> Any:
         raise KeyError("broken")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
+from diagnosis.attribution.blame import Blame
 from diagnosis.detection.reference import Reference
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from lab.twins.registry import build_twin
@@ -28,16 +30,37 @@ def baseline_of(one: Twin) -> Reference | None:
     return diagnoser.baseline()
 
 
-def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
-    """Every diagnosis of a diagnoser that is fed the facts, and the time of each."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """All that a diagnoser said while it was fed the facts one by one: each diagnosis with its
+    time, and the charges of each moment at which something was charged."""
+
+    verdicts: list[tuple[int, Diagnosis]]
+    blames: list[Blame]
+
+
+def judged(one: Twin) -> Judged:
     diagnoser = Diagnoser(baseline_of(one), one.policy)
-    found: list[tuple[int, Diagnosis]] = [(0, diagnoser.diagnosis())]
+    found = Judged([(0, diagnoser.diagnosis())], [])
     for fact in one.facts:
         diagnoser.on_facts([fact])
-        said = diagnoser.diagnosis()
-        if said is not found[-1][1]:
-            found.append((fact_ns(fact), said))
+        said, charged = diagnoser.diagnosis(), diagnoser.blame()
+        if said is not found.verdicts[-1][1]:
+            found.verdicts.append((fact_ns(fact), said))
+        if charged is not None and (not found.blames or charged is not found.blames[-1]):
+            found.blames.append(charged)
     return found
+
+
+def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
+    """Every diagnosis of a diagnoser that is fed the facts, and the time of each."""
+    return judged(one).verdicts
+
+
+@cache
+def judged_once(name: str, mechanism: str) -> Judged:
+    """Of a twin that several tests look at."""
+    return judged(twin(name, mechanism))
 
 
 def top_of(said: Diagnosis) -> str:

@@ -222,10 +222,14 @@ def test_the_function_that_blocks_the_loop_is_named() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """Leaves the collector of the test's process as it was."""
-    thresholds, enabled = gc.get_threshold(), gc.isenabled()
+    """As Python has it at first; afterwards as the test's process had it."""
+    thresholds, enabled, frozen = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
     yield
     gc.unfreeze()
+    if frozen:
+        gc.freeze()
     gc.set_threshold(*thresholds)
     if enabled:
         gc.enable()

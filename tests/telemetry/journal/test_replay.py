@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from diagnosis.verdicts.classifier import Diagnoser
@@ -33,6 +33,7 @@ from telemetry.stats.histogram_report import TOTAL, distributions, report
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo import judged_by
 from telemetry.stats.window_fold import WindowFold
+from tests.support.examples import examples
 from tests.support.servers.served import Arrived, facts_of, served
 from tests.support.worlds.facts import (
     MS,
@@ -96,7 +97,7 @@ def counts(histograms: Histograms) -> bytes:
     return msgspec.json.encode(report(found, TOTAL, 0))
 
 
-@settings(max_examples=24, deadline=None)
+@examples(8, 24)
 @given(
     name=st.sampled_from(SCENARIOS),
     seed=st.integers(0, 10_000),
@@ -152,7 +153,7 @@ def pumped(arrivals: Sequence[Arrived], generator: random.Random, journal: Journ
     return folds
 
 
-@settings(max_examples=24, deadline=None)
+@examples(8, 24)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), pump_seed=st.integers())
 def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, pump_seed: int
@@ -171,7 +172,7 @@ def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     assert diagnose_journal(open_journal(path)) == live.diagnoser.diagnosis()
 
 
-@settings(max_examples=24, deadline=None)
+@examples(8, 24)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), seeds=st.tuples(
     st.integers(), st.integers()
 ))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.facts.clock import ManualClock
@@ -37,6 +37,7 @@ from telemetry.pump.pump import Pump
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.timelines import TimelineStore
+from tests.support.examples import examples
 from tests.support.servers.served import facts_of, served, started
 from tests.support.worlds.facts import (
     MS,
@@ -105,7 +106,7 @@ def idle_lists(facts: list[Fact]) -> list[Fact]:
     return [SequencesListed(now_ns, (), last), RequestsListed(now_ns, ())]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), data=st.data())
 def test_whatever_is_lost_every_fold_is_empty_after_the_next_lists(
     name: str, seed: int, data: st.DataObject
@@ -123,7 +124,7 @@ def test_whatever_is_lost_every_fold_is_empty_after_the_next_lists(
     assert {t.accepted.request_id for t in folds.timelines} == begun
 
 
-@settings(max_examples=24, deadline=None)
+@examples(8, 24)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), data=st.data())
 def test_with_no_loss_the_lists_change_nothing(name: str, seed: int, data: st.DataObject) -> None:
     """Wherever they are made."""

@@ -59,7 +59,7 @@ async def load(port: int) -> list[ClientTimes]:
 
     async def one(number: int) -> ClientTimes:
         async with gate:
-            return await completion(port, number, 200 + number * 37 % 500)
+            return await completion(port, number, 100 + number * 37 % 250)
 
     return list(await asyncio.gather(*(one(number) for number in range(REQUESTS))))
 

@@ -1,0 +1,87 @@
+"""The tests that `make test` leaves out to stay below its time on two cores: `make test-slow`.
+
+Each with the quicker test that has its subject in `make test`: the same property of fewer or
+smaller cases. A name is the end of a test's id, or `FILE::` for all of a file; without its
+parameters it stands for all of them.
+"""
+
+from __future__ import annotations
+
+_EXECUTOR = "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[1]"
+_KERNEL = "test_triton.py::test_sequences_of_any_length_attend_as_torch_does"
+_FAMILIES = "test_parity_families.py::test_prefill_whole_and_in_chunks_then_decode"
+_SAVED = "test_attribution.py::test_attributed_time_is_what_the_run_without_its_fault_saves"
+_OUTPUTS = f"{_SAVED}[queue_overload-outputs-outputs]"
+_FLOWN = "test_autopilot_flown.py::test_a_wrong_limit_is_found_set_measured_and_kept"
+_FORM = (
+    "test_promises_answered.py::test_the_search_comes_to_the_same_form_and_its_settings_are_enough"
+)
+_EXCERPT = (
+    "test_settings_excerpt.py::"
+    "test_a_replay_of_an_excerpt_gives_what_a_replay_of_the_whole_run_gives"
+)
+_HIDES = "test_classifier.py::test_of_two_faults_at_once_neither_hides_the_other"
+_QUALITY = "test_quantized.py::test_eight_bits_keep_the_models_quality"
+_LOGITS = "test_tensor_parallel.py::test_two_ranks_give_the_logits_of_one"
+_CAUGHT = "test_sim_mutations.py::test_the_invariant_catches_the_scheduler_that_breaks_it"
+_RANKS = "test_tensor_parallel.py::test_four_ranks_write_the_texts_of_one"
+_DEATH = "test_tensor_parallel.py::test_the_death_of_a_rank_ends_the_step"
+
+SLOW = {
+    "test_e2e_fleet.py::": "test_fleet_world.py::",
+    "test_e2e_disaggregated.py::": "test_real_transfer.py::",
+    "test_shifted_clock.py::": "test_real_clocks.py::",
+    "test_routed_verdict.py::test_each_twin_is_named": (
+        "test_routed_verdict.py::test_a_slow_engine_is_named_by_the_gateways_diagnosis"
+    ),
+    "test_routed_verdict.py::test_a_twin_is_a_function": (
+        "test_routed_verdict.py::test_the_books_are_empty_when_all_sequences_have_ended"
+    ),
+    # an emulated GPU
+    "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up": _EXECUTOR,
+    "test_cuda_executor.py::test_texts_survive_preemption": _EXECUTOR,
+    "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[2]": _EXECUTOR,
+    "test_cuda_executor.py::test_drawn_tokens_are_those_of_the_torch_executor": _EXECUTOR,
+    "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch": _EXECUTOR,
+    "test_cuda_executor.py::test_graphs_are_captured_the_largest_first_and_once": _EXECUTOR,
+    "test_cuda_executor.py::test_the_devices_own_time_is_in_each_steps_record": _EXECUTOR,
+    "test_cuda_executor.py::test_rows_that_the_device_cannot_sample_are": _EXECUTOR,
+    "test_attention_choice.py::test_an_engine_with_our_kernels_writes_the_same_texts": _KERNEL,
+    "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels": _KERNEL,
+    "test_triton.py::test_single_queries_in_any_number_of_parts_attend_as_torch": _KERNEL,
+    "test_cuda_executor.py::test_a_failed_step_raises_on_collect_and_the_next_one_works": (
+        "test_device_loading.py::test_a_failed_step_is_reported_and_the_next_one_works"
+    ),
+    f"{_LOGITS}[qwen2]": f"{_LOGITS}[llama]",
+    f"{_LOGITS}[qwen3]": f"{_LOGITS}[llama]",
+    f"{_RANKS}[2]": f"{_RANKS}[1]",
+    f"{_DEATH}[before a step]": f"{_DEATH}[within a step]",
+    # transformers reads the default model for half a minute
+    "test_parity_greedy.py::": _FAMILIES,
+    "test_openvino.py::test_the_default_models_quality_is_kept": "test_openvino.py::",
+    f"{_QUALITY}[int8-both]": f"{_QUALITY}[int8-kv]",
+    f"{_QUALITY}[fp8-kv]": f"{_QUALITY}[int8-kv]",
+    f"{_QUALITY}[fp8-weights]": f"{_QUALITY}[int8-weights]",
+    # searches and replays
+    f"{_CAUGHT}[18-ServesAllOverdueFirst]": f"{_CAUGHT}[18-LetsLateHoldUp]",
+    f"{_CAUGHT}[18-KeepsOverdueWaiting]": f"{_CAUGHT}[18-LetsLateHoldUp]",
+    "test_autopilot_flown.py::test_with_advice_only_nothing_is_set": (
+        "test_autopilot.py::test_advice_is_withdrawn_when_all_is_well_again"
+    ),
+    f"{_FLOWN}[tenant_max_seqs]": f"{_FLOWN}[max_batched_tokens]",
+    f"{_FLOWN}[max_num_seqs]": f"{_FLOWN}[max_batched_tokens]",
+    "test_autopilot_flown.py::test_nothing_is_made_worse_where_no_limit_helps[overload]":
+        "test_autopilot_flown.py::test_nothing_is_made_worse_where_no_limit_helps[well]",
+    f"{_FORM}[misconfigured-True]": f"{_FORM}[impossible-None]",
+    "test_settings_excerpt.py::test_a_queue_that_other_settings_would_not_have_had": _EXCERPT,
+    "test_settings_excerpt.py::test_limits_that_were_set_while_it_ran": _EXCERPT,
+    "test_sensitivity.py::test_verdicts_over_a_shared_fold_are_those": "test_sensitivity.py::",
+    "test_sensitivity.py::test_changes_take_part_where_their_numbers_are": "test_sensitivity.py::",
+    f"{_SAVED}[queue_overload-requests": _OUTPUTS,
+    f"{_SAVED}[prefill_interference": _OUTPUTS,
+    f"{_SAVED}[throttled": _OUTPUTS,
+    f"{_SAVED}[grammar_cost": _OUTPUTS,
+    f"{_SAVED}[cancellation_leak": _OUTPUTS,
+    f"{_SAVED}[adapter_churn": _OUTPUTS,
+    f"{_HIDES}[names1": f"{_HIDES}[names0",
+}  # fmt: skip
