@@ -80,7 +80,7 @@ class LeastFinish:
         target_ns = request.ttft_target_ns
         if target_ns is None or not book.settings.late_apart_ns:
             return _break_tie(weighed, salt)
-        if book.is_sharing and weighed[0].ttft_ns <= target_ns:
+        if weighed[0].ttft_ns <= (target_ns if book.is_sharing else MARGIN * target_ns):
             return _break_tie(weighed, salt)
         in_time = _in_time(weighed, target_ns)
         if in_time:
