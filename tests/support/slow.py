@@ -89,6 +89,6 @@ SLOW = {
     f"{_HIDES}[names1": f"{_HIDES}[names0",
     f"{_HIDES}[names2": f"{_HIDES}[names0",
     "test_promises_live.py::test_steady_misses_since_the_start_are_named": (
-        "test_promises_live.py::test_a_server_that_keeps_its_promise_is_healthy"
+        "test_promises.py::test_each_form_is_named_since_the_first_requests"
     ),
 }  # fmt: skip
