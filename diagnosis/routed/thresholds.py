@@ -132,7 +132,7 @@ HERD_LATE: Annotated[
     float, "of the first tokens", "that are late: crowds that nobody waits in are no herd",
     "by hand: one of twenty, as for a promise to ninety-five of a hundred",
 ] = 0.05  # fmt: skip
-LEAST_LATE: Annotated[
+HERD_LEAST_LATE: Annotated[
     int, "requests", "that are late, in the window",
     "by hand: one may be late for itself",
 ] = 2  # fmt: skip

@@ -28,7 +28,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
 from telemetry.facts.records import Fact
 from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart
 
-_OPEN_KEPT = 65_536
+_KEPT = 65_536
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Transfers:
                 self.seen = True
                 cell.tried += 1
                 self._open[fact.epoch] = _Open(fact.blocks, fact.at_ns)
-                if len(self._open) > _OPEN_KEPT:
+                if len(self._open) > _KEPT:
                     self._open.popitem(last=False)
             case KvRefused():
                 self.seen = True
@@ -139,7 +139,7 @@ class Transfers:
             case KvSplitChosen() if fact.way is Way.REMOTE:
                 self.seen_splits = True
                 self._splits[fact.seq_id] = fact
-                if len(self._splits) > _OPEN_KEPT:
+                if len(self._splits) > _KEPT:
                     self._splits.popitem(last=False)
             case _:
                 pass

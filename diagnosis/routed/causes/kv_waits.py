@@ -17,6 +17,7 @@ from diagnosis.routed.transfers import TransferWindow
 from telemetry.requests.kv_accounts import KvPart
 
 T = Transferred
+_GIB = 1 << 30
 
 
 def prefill_bound(window: TransferWindow) -> FleetFault | None:
@@ -78,20 +79,20 @@ def transfer_slow(window: TransferWindow) -> FleetFault | None:
         return None
     way = (KvPart.TRANSFER, KvPart.WIRE)
     spent_ns, usual_spent_ns = (sum(cell.parts_ns[part] for part in way) for cell in (now, past))
-    per_mib_ns = spent_ns / now.bytes * (1 << 20)
-    usual_ns = max(1.0, usual_spent_ns / past.bytes * (1 << 20))
-    if per_mib_ns < SLOW_LINK_BESIDE_USUAL * usual_ns:
+    per_gib_ns = spent_ns / now.bytes * _GIB
+    usual_ns = max(1.0, usual_spent_ns / past.bytes * _GIB)
+    if per_gib_ns < SLOW_LINK_BESIDE_USUAL * usual_ns:
         return None
     if spent_ns < SLOW_LINK_SHARE * now.elapsed_ns:
         return None
     return FleetFault(
         symptom=FleetSymptom.TRANSFER_SLOW,
-        claim=f"KV takes {per_mib_ns / usual_ns:.1f} times as long on its way as it did, beyond "
+        claim=f"KV takes {per_gib_ns / usual_ns:.1f} times as long on its way as it did, beyond "
         "what is hidden below computing",
-        harm_ms=round(spent_ns * (1 - usual_ns / per_mib_ns) / 1e6, 1),
+        harm_ms=round(spent_ns * (1 - usual_ns / per_gib_ns) / 1e6, 1),
         evidence=(
-            T.WAY_PER_MIB.of(per_mib_ns / 1e6),
-            T.USUAL_WAY_PER_MIB.of(usual_ns / 1e6),
+            T.WAY_PER_GIB.of(per_gib_ns / 1e6),
+            T.USUAL_WAY_PER_GIB.of(usual_ns / 1e6),
             T.TRANSFERS.of(now.whole),
         ),
         intervention="a quicker link between the two engines, or prompts computed here",

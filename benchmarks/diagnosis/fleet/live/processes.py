@@ -78,7 +78,7 @@ def fleet(
                     "--key-file",
                     str(key),
                     "--no-root-cause",
-                ],  # fmt: skip
+                ],
                 folder / f"{name}.log",
                 environments.get(name, {}),
             )
