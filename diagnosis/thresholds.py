@@ -256,12 +256,6 @@ COUNTED_CONFIDENCE: Annotated[
     float, "probability", "of what is counted and not inferred",
     "by hand: a count is no inference, and may still have another reason",
 ] = 0.95  # fmt: skip
-LEAST_WAITING: Annotated[
-    float,
-    "requests",
-    "mean number in the queue; with less there is no overload",
-    "by hand: a surge that the batch takes in makes tokens later and nobody wait",
-] = 0.3
 LEAST_DELAYED: Annotated[
     float, "requests", "mean excess in flight of a stage; less is not harm",
     "by hand: one request in twenty seconds, late by a second",

@@ -4,6 +4,7 @@
     engine_time  the engine's time: masks, sampling, prompts, decodes
     slow_steps   slow steps and pauses, and their cause by what the host says
     demand       more requests, longer ones, and missed prefix hits, beyond chance
+    queue        how long who comes now will wait, and whether that is in time
     late_tokens, late_waits   the cause of one late token
     first_links  causes of causes: harm moves to the first link that is proven
     device_evidence  what GPUs and ranks measured of slow steps

@@ -18,6 +18,7 @@ from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
 from diagnosis.attribution.first_links import charge_first_links
+from diagnosis.attribution.queue import take_queue
 from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
@@ -56,9 +57,14 @@ def blame(window: Window, reference: Reference) -> Blame:
     scale = _charge(found, _in_decode(found, window), stages[Stage.DECODE])
     if engine is not None:
         _take_beside(found, engine, scale)
+    charged_ns = sum(found.harm_ns.values())
     unnamed_ns = _first(found, window, reference)
+    first_ns = stages[Stage.FIRST] - (sum(found.harm_ns.values()) - charged_ns)
     _deliver(found, window, gateway)
-    charge_first_links(found, window, reference, gateway, unnamed_ns)
+    first_ns -= charge_first_links(found, window, reference, gateway, unnamed_ns)
+    queued_ns = max(0.0, min(first_ns, sum(window.counts.waited_ns.values())))
+    fuller_ns = 0.0 if engine is None else min(engine.fuller_ns, stages[Stage.DECODE])
+    found.load_ns = fuller_ns + queued_ns + found.harm_ns[S.QUEUE_OVERLOAD]
     return found
 
 
@@ -163,6 +169,7 @@ def _take_waits(found: Blame, window: Window) -> None:
         return
     waited_ns = window.counts.waited_ns
     found.facts[M.WAITED] = sum(waited_ns.values()) / 1e6
+    take_queue(found, window)
     counts = window.counts
     if counts.adapter_loads:
         found.facts[M.ADAPTER_LOADS] = counts.adapter_loads

@@ -42,8 +42,10 @@ class EngineTime:
     `prompting_total_ns` all of requests' time in steps with their prompts, `busy_ns`
     the engine's in all steps. `slow` is how many times longer than predicted the forward passes in
     range took. `demand_share` of the requests came beyond the baseline, charged to `demand`;
-    `longer` are tokens of prompts and answers beyond their usual length, by cause. `claims` say
-    what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it `has_gpu`."""
+    `longer` are tokens of prompts and answers beyond their usual length, by cause; `fuller_ns` is
+    requests' time beside more rows than usual, which nothing explains but their number.
+    `claims` say what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it
+    `has_gpu`."""
 
     taken_ns: Charges = field(default_factory=Charges)
     decoding_ns: Charges = field(default_factory=Charges)
@@ -57,6 +59,7 @@ class EngineTime:
     demand: Symptom = Symptom.QUEUE_OVERLOAD
     demand_share: float = 0.0
     longer: Charges = field(default_factory=Charges)
+    fuller_ns: float = 0.0
     has_gpu: bool = False
     claims: dict[Symptom, str] = field(default_factory=dict)
     culprits: dict[Symptom, tuple[str, ...]] = field(default_factory=dict)
@@ -67,7 +70,8 @@ class Blame:
     """`harm_ns` by cause adds up to `excess_ns`, which is the sum of `stages_ns`: requests' time
     beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
     growth in demand, if one did. `through` is how much of a cause's harm came by way of an effect:
-    of slow steps by way of the queue, say."""
+    of slow steps by way of the queue, say. `load_ns` of the excess is what load alone explains: a
+    fuller batch, and time in the queue that has no other cause."""
 
     seconds: float
     excess_ns: float
@@ -78,6 +82,7 @@ class Blame:
     facts: Facts = field(default_factory=Facts)
     tenant: str | None = None
     through: Through = field(default_factory=dict)
+    load_ns: float = 0.0
 
 
 def charge_rows(found: EngineTime, symptom: Symptom, steps: Steps, spent: np.ndarray) -> None:

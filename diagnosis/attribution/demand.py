@@ -103,14 +103,16 @@ def _prompt_tokens(
     started, fresh = window.started, 1 - reference.hit_share
     is_blind = started is not None and "shadow_cache" in started.unobserved
     longer = fresh * _longer_prompts(counts, reference, sigmas)
+    again = float(steps.recompute_tokens.sum())
+    is_more = again > MISSED_SHARE * float(steps.prompt_tokens.sum())
     parts = {
-        S.KV_THRASH: float(steps.recompute_tokens.sum()),
+        S.KV_THRASH: again if is_more else 0.0,
         S.PREFIX_CACHE_COLD: _missed(counts, reference, sigmas),
         S.PREFILL_INTERFERENCE: longer,
         demand: more * reference.prompt_tokens * fresh,
     }
     facts |= {
-        M.RECOMPUTE_TOKENS: parts[S.KV_THRASH],
+        M.RECOMPUTE_TOKENS: again,
         M.AVOIDABLE_TOKENS: _usual(reference, parts[S.PREFIX_CACHE_COLD]),
         M.GHOST_TOKENS: None if is_blind else float(counts.ghost_tokens),
         M.HIT_SHARE: counts.hit_share if counts.known_tokens else None,
@@ -220,6 +222,16 @@ def _of_tenant(tenant: str, counts: Counts) -> int:
     return counts.tenant_requests[tenant]
 
 
+def share_grew(counts: Counts, reference: Reference, tenant: str, sigmas: float) -> bool:
+    """Whether the tenant's share of the requests grew by more than chance. In a surge all tenants
+    send more, and one of them most: given how many came in all, a tenant's number is binomial."""
+    count, known = counts.requests, reference.requests_per_s * reference.seconds
+    before = reference.tenants_per_s.get(tenant, 0.0) * reference.seconds
+    share = (before + 1) / (known + 2)  # Laplace's rule of succession: never 0 or 1
+    by_chance: float = (count * share * (1 - share) * (1 + count / (known + 2))) ** 0.5
+    return counts.tenant_requests[tenant] - count * share > sigmas * by_chance
+
+
 def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | None:
     """The tenant that made most of the growth, if it grew more than the others and they wait for
     it; None otherwise."""
@@ -239,6 +251,8 @@ def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | Non
     came = partial(_of_tenant, worst)
     usual_per_s = baseline[worst] / window.seconds
     if not _surplus(window, reference, came, usual_per_s, lasting=False):
+        return None
+    if not share_grew(counts, reference, worst, YOUNG_SIGMAS):
         return None
     waited_ns = counts.first_ns.total()
     others_ns = waited_ns - counts.first_ns[worst]

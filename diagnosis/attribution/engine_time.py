@@ -116,6 +116,8 @@ def _work(
     several = larger.sum() >= LEAST_LARGER
     if not others and expensive and several and larger_ns > MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
+    if not others:
+        found.fuller_ns += max(0.0, co_more_ns)
     charge_in_proportion(found.decoding_ns, others, co_more_ns)
     charge_in_proportion(found.beside_ns, others, co_more_ns)
     charge_in_proportion(found.prompting_ns, prompts, own_more_ns)
@@ -195,4 +197,7 @@ def _co_decode(
     if larger and before is not None and float(steps.rows.max()) > before.max_seqs:
         found.decoding_ns[S.OVERSIZED_BATCH] += (1 - zombies) * excess_ns
         return
-    charge_in_proportion(found.decoding_ns, queue_contributors(found), (1 - zombies) * excess_ns)
+    contributors = queue_contributors(found)
+    if not contributors:
+        found.fuller_ns += (1 - zombies) * excess_ns
+    charge_in_proportion(found.decoding_ns, contributors, (1 - zombies) * excess_ns)

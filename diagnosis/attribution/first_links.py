@@ -35,13 +35,13 @@ S, M = Symptom, Measurement
 
 def charge_first_links(
     found: Blame, window: Window, reference: Reference, gateway: Charges, unnamed_ns: float
-) -> None:
+) -> float:
     """Move harm to the first links that are proven. `gateway` is what delayed the gateway,
-    `unnamed_ns` the time in the queue that has no cause."""
+    `unnamed_ns` the time in the queue that has no cause. Returns what is charged of it."""
     found.facts |= held_facts(window)
     _blocks(found, window, reference)
     _loop(found, window, reference)
-    _wave(found, window, reference, gateway, unnamed_ns)
+    return _wave(found, window, reference, gateway, unnamed_ns)
 
 
 def held_facts(window: Window) -> Taken:
@@ -128,8 +128,9 @@ def is_on_the_loop(window: Window, reference: Reference) -> tuple[bool, Taken]:
 
 def _wave(
     found: Blame, window: Window, reference: Reference, gateway: Charges, unnamed_ns: float
-) -> None:
-    """Requests that the gateway held up come to the engine at once, and wait for each other."""
+) -> float:
+    """Requests that the gateway held up come to the engine at once, and wait for each other.
+    Returns the ns that are charged to that."""
     came = window.counts.admissions
     limit_ns = max(LEAST_HELD_BEFORE_NS, HELD_BEFORE * reference.stage_ns[Stage.INGEST])
     queued_ns = sum(max(0, admitted - submitted) for _, submitted, admitted in came)
@@ -137,11 +138,12 @@ def _wave(
     found.facts[M.WAVE] = own_ns / 1e6 if came else None
     causes = shares_of(gateway) or Charges({S.INGEST_BACKLOG: 1.0})
     if not queued_ns or own_ns < WAVE_SHARE * queued_ns:
-        return
+        return 0.0
+    wave = unnamed_ns * all_ns / queued_ns
     for symptom, share in causes.items():
-        moved_ns = share * unnamed_ns * all_ns / queued_ns
-        found.harm_ns[symptom] += moved_ns
-        _add(found, symptom, S.QUEUE_OVERLOAD, moved_ns)
+        found.harm_ns[symptom] += share * wave
+        _add(found, symptom, S.QUEUE_OVERLOAD, share * wave)
+    return wave
 
 
 def wave_ns(came: Sequence[tuple[int, int, int]], limit_ns: float) -> tuple[int, int]:

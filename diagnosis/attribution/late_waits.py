@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from diagnosis.attribution.charges import Charges, shares_of
-from diagnosis.attribution.thresholds import INGEST_WORK, TENANT_SHARE
+from diagnosis.attribution.demand import share_grew
+from diagnosis.attribution.thresholds import INGEST_WORK, SIGMAS, TENANT_SHARE
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.late import Late
@@ -114,4 +115,6 @@ def batch_of_one_tenant(aggregator: Aggregator, reference: Reference, late: Late
     tenant, more = grown.most_common(1)[0] if grown else ("", 0)
     is_other = len(reference.tenants_per_s) > 1 and tenant != late.request.tenant
     all_more = counts.requests - reference.requests_per_s * seconds
-    return tenant if more > 0 and is_other and more >= TENANT_SHARE * all_more else None
+    if more <= 0 or not is_other or more < TENANT_SHARE * all_more:
+        return None
+    return tenant if share_grew(counts, reference, tenant, SIGMAS) else None

@@ -60,7 +60,7 @@ MANY: Annotated[
 ] = 200  # fmt: skip
 MISSED_SHARE: Annotated[
     float, "of the prompt tokens; of the requests",
-    "fewer missed in the prefix cache are ignored",
+    "fewer missed in the prefix cache, or computed again, are ignored",
     "by hand: as much prefill more delays nobody; replays use it too",
 ] = 0.1  # fmt: skip
 LEAST_MISSED: Annotated[
@@ -74,6 +74,19 @@ TENANT_GROWTH: Annotated[
     float, "ratio", "one tenant grew so many times as much as the others",
     "by hand: where all grow, the one that grew most is not to blame",
 ] = 1.7  # fmt: skip
+IN_DANGER: Annotated[
+    float, "of the TTFT target", "an expected wait that puts it in danger: an overload",
+    "by hand: where the mean wait is as much, the longest come close to the target; below it a "
+    "queue does what queues are for",
+] = 0.6  # fmt: skip
+STILL_IN_DANGER: Annotated[
+    float, "of the TTFT target", "the same, of an overload that stands",
+    "by hand, half of IN_DANGER: a queue that shrinks is the same overload (hysteresis)",
+] = 0.3  # fmt: skip
+TIGHT_SHARE: Annotated[
+    float, "of the sequences", "a TTFT target counts that so many have, or a tighter one",
+    "by hand: of fewer with a class of their own the promise to that class is judged for itself",
+] = 0.1  # fmt: skip
 OTHERS_SHARE: Annotated[
     float, "of their share of the waiting time", "others wait at least as much",
     "by hand: a tenant that delays only itself is not unfair",

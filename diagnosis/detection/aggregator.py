@@ -56,6 +56,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 _KEPT = 64
 _KEPT_PAUSES = 2_048
@@ -70,10 +71,10 @@ class Aggregator:
     whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
     error. `pauses` are the last ones of the two processes. `sees_front_end` and `sees_engine_host`
     are True once a fact came from there. Prompts of more than
-    `long_prompt_tokens` are counted apart (0: none is).
+    `long_prompt_tokens` are counted apart (0: none is). `policy` has the targets of classes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: SloPolicy = DEFAULT_POLICY) -> None:
         self.started: EngineStarted | None = None
         self._limits: deque[tuple[int, EngineStarted]] = deque(maxlen=_KEPT)
         self.ready = False
@@ -84,7 +85,7 @@ class Aggregator:
         self.last_ns = 0
         self._buckets: dict[int, Counts] = {}
         self._steps = StepLog()
-        self.requests = Requests(self._at)
+        self.requests = Requests(self._at, policy)
         self.detached: dict[str, str] = {}
         self._waits = Waits(self.requests)
         self._holders = Holders()

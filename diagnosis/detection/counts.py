@@ -31,6 +31,7 @@ class Counts:
     `live_ns` is requests' time by stage; `first_ns` the time before the first token, by tenant.
     `requests` reached the engine, each with one sequence or more. `first_tokens` are requests whose
     decode began; `later_tokens` are tokens after that, those of parallel choices counted once.
+    `first_targets_ns` are sequences that came to the engine, by the TTFT target of their class.
     `first_commit_logs` are (tenant, natural logarithm of the ns to first commit): the engine
     had a token then, while the TTFT is known only when the request has ended.
 
@@ -80,6 +81,7 @@ class Counts:
     behind_ns: Counter[WaitReason] = field(default_factory=Counter)
     skipped_ns: Counter[WaitReason] = field(default_factory=Counter)
     tenant_requests: Counter[str] = field(default_factory=Counter)
+    first_targets_ns: Counter[int] = field(default_factory=Counter)
     prefill_by_sequence: Counter[int] = field(default_factory=Counter)
     zombie_rows_by_sequence: Counter[int] = field(default_factory=Counter)
     pauses: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.tail_thresholds import FALL_LEVEL, FALL_TICKS, RISE_LEVEL
+from diagnosis.thresholds import SUM_CEILING
 
 
 class OneBlow:
@@ -30,5 +31,6 @@ class OneBlow:
         if self.has_passed and rise >= RISE_LEVEL:
             self.has_passed, self._came_back = False, True
         is_falling = max(changes) <= 0 and sum(changes) <= -FALL_LEVEL
+        is_falling = is_falling and max(levels) < SUM_CEILING  # else it is as high as can be seen
         if is_falling and len(self._levels) > FALL_TICKS and not self._came_back:
             self.has_passed = True

@@ -38,7 +38,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
 )
 from telemetry.requests.borders import decode_begins_ns, first_commit_ns
-from telemetry.requests.slo_policy import DEFAULT_POLICY
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 _KEPT = 4_000  # requests, ended ones too
 _KEPT_OPEN = 16_000  # requests in flight
@@ -56,10 +56,11 @@ class AffectedRequest(NamedTuple):
 
 class Requests:
     """Follows each request through its stages, and adds its time to the ticks of `counts_at`. Late
-    tokens go to `late`."""
+    tokens go to `late`. `policy` has the TTFT targets of classes where a fact does not state it."""
 
-    def __init__(self, counts_at: Callable[[int], Counts]) -> None:
+    def __init__(self, counts_at: Callable[[int], Counts], policy: SloPolicy) -> None:
         self._at = counts_at
+        self._policy = policy
         self.late = LateLog()
         self._states: OrderedDict[str, RequestState] = OrderedDict()
         self._open: dict[str, RequestState] = {}
@@ -119,6 +120,8 @@ class Requests:
         """The engine knows the length of a prompt, and the target of its class."""
         request = self._owners.get(fact.seq_id)
         if request is not None:
+            target_ns = fact.ttft_target_ns or self._policy.of(request.slo_class).ttft_ns
+            self._at(fact.at_ns).first_targets_ns[target_ns] += 1
             request.prompt_tokens = fact.prompt_tokens
             request.gap_target_ns = fact.itl_target_ns or request.gap_target_ns
 

@@ -10,6 +10,7 @@ from diagnosis.importers.parts import Case
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.thresholds import (
     FAILED_SHARE,
+    LEAST_WAITING,
     LOST_SHARE,
     PREEMPTED_WAITING,
     STILL_S,
@@ -18,7 +19,6 @@ from diagnosis.importers.thresholds import (
 from diagnosis.importers.verdict import ImportedFinding
 from diagnosis.importers.ways import SLOW_STEPS
 from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import LEAST_WAITING
 
 
 def counted_findings(case: Case) -> list[ImportedFinding]:

@@ -54,6 +54,10 @@ LEAST_USUAL: Annotated[
     int, "ticks", "calm ones that a change is compared with; with fewer there is none",
     "by hand: one may be an accident",
 ] = 2  # fmt: skip
+LEAST_WAITING: Annotated[
+    float, "requests", "mean number in the queue; with less there is no overload",
+    "by hand: fewer wait for a step now and then, and not for a slot",
+] = 0.3  # fmt: skip
 LEAST_SPREAD_WAITING: Annotated[
     float,
     "requests",

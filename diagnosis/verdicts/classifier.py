@@ -31,7 +31,7 @@ from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import OWN_ENGINE, RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
-from telemetry.requests.slo_policy import SloPolicy
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 # judged at once and not at the next tick: no other fact may follow for a long time
 _JUDGED_AT_ONCE = (EngineDied, EngineHung, EngineRecovered, RecordingSet)
@@ -64,7 +64,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 class Diagnoser:
     """Feed it facts; it keeps three minutes of them. With a `baseline` nothing is learnt of this
-    run. With a `policy` its promises are judged, but for those to the requests in `cut`."""
+    run. With a `policy` its promises are judged, but for those to the requests in `cut`; without
+    one, a queue is judged by the targets of the default policy."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Diagnoser:
         policy: SloPolicy | None = None,
         cut: Collection[str] = (),
     ) -> None:
-        self._aggregator = Aggregator()
+        self._aggregator = Aggregator(DEFAULT_POLICY if policy is None else policy)
         self._learner = BaselineLearner(self._aggregator, baseline)
         self._mean_harm = MeanHarm(self._aggregator, self._learner)
         # what an earlier one names, a later one does not name again

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from diagnosis.attribution.blame import Blame, blame
+from diagnosis.attribution.queue import is_in_danger
 from diagnosis.attribution.thresholds import GROWN_LENGTH
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
@@ -132,12 +133,16 @@ class MeanHarm:
         return [] if is_of_traffic and self._one_blow.has_passed else standing
 
     def is_unexplained(self, end_ns: int) -> bool:
-        """Requests are delayed, and have been for long: a burst that drains is no fault."""
-        if self._is_unknown:
-            return False
+        """Requests are delayed, and have been for long: a burst that drains is no fault. A fuller
+        batch, and a queue that keeps nobody from their target, are explained by load."""
         onset_ns = self._detector.onset_ns
-        is_old = onset_ns is not None and end_ns - onset_ns > UNEXPLAINED_NS
-        return is_old and self.excess > UNEXPLAINED_REQUESTS
+        if self._is_unknown or onset_ns is None or end_ns - onset_ns <= UNEXPLAINED_NS:
+            return False
+        left = self.excess
+        if self.blame is not None and not is_in_danger(self.blame, is_said=False):
+            mean = (self.blame.excess_ns - self.blame.load_ns) / 1e9 / self.blame.seconds
+            left = min(left, mean)
+        return left > UNEXPLAINED_REQUESTS
 
     def _promote_pending(self, end_ns: int) -> None:
         """A pending alarm fires when one cause was clear, and the same, in two ticks in a row."""

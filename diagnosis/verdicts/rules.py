@@ -6,10 +6,11 @@ the measurement that rules it out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from diagnosis.attribution.blame import Blame
+from diagnosis.attribution.queue import is_in_danger
 from diagnosis.detection.requests import AffectedRequest
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Exclusion, Finding, Link, Symptom
@@ -19,7 +20,6 @@ from diagnosis.thresholds import (
     LEAST_DELAYED_SHARE,
     LEAST_LARGEST,
     LEAST_SHARE,
-    LEAST_WAITING,
 )
 from diagnosis.verdicts.chains import chain_of, claim_of
 from diagnosis.verdicts.confidence import confidence
@@ -27,7 +27,6 @@ from diagnosis.verdicts.runbook import runbook_name
 
 S, M = Symptom, Measurement
 
-_OF_QUEUES = (S.QUEUE_OVERLOAD, S.UNFAIRNESS)
 _MOST_VICTIMS, _MOST_EXEMPLARS = 10, 3
 
 
@@ -44,7 +43,8 @@ class Rule:
 RULES: dict[Symptom, Rule] = {
     S.QUEUE_OVERLOAD: Rule(
         "requests wait because more work comes than the engine can do",
-        (M.WAITED, M.WAIT_SEQS, M.WAIT_BUDGET, M.REQUESTS_PER_S, M.USUAL_REQUESTS_PER_S,
+        (M.WAITED, M.EXPECTED_WAIT, M.WAIT_TARGET, M.TURNED_AWAY, M.WAIT_SEQS, M.WAIT_BUDGET,
+         M.REQUESTS_PER_S, M.USUAL_REQUESTS_PER_S,
          M.OUTPUT_TOKENS_EACH, M.USUAL_OUTPUT_TOKENS_EACH),
         {S.KV_EXHAUSTION: M.WAIT_KV, S.THROTTLED: M.SLOW, S.HOST_STALL: M.HOST,
          S.CANCELLATION_LEAK: M.ZOMBIE_ROWS, S.UNFAIRNESS: M.WORST_TENANT_GROWTH_SHARE},
@@ -165,12 +165,12 @@ def findings_of(
 ) -> list[Finding]:
     """Causes with a part in the harm, the largest first; none where hardly anything is delayed.
     `before` are those that stood until now."""
-    chained = {one.symptom for one in before if one.chain}
+    chained, said = {one.symptom for one in before if one.chain}, {one.symptom for one in before}
     total_ns = charged.excess_ns
     if not total_ns or not _hurts(charged):
         return []
     found: list[Finding] = []
-    ranked = charged.harm_ns.ranked()
+    ranked = [one for one in charged.harm_ns.ranked() if _may_be_said(charged, one[0], said)]
     largest = ranked[0][1] / total_ns if ranked else 0.0
     if largest < LEAST_LARGEST or confidence(largest, charged.seconds) < LEAST_CONFIDENCE:
         return []
@@ -178,16 +178,15 @@ def findings_of(
         share = harm_ns / total_ns
         if share < LEAST_SHARE:
             break
-        if symptom not in _OF_QUEUES or _waits(charged):
-            chain = chain_of(charged, symptom, was_said=symptom in chained)
-            found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
+        chain = chain_of(charged, symptom, was_said=symptom in chained)
+        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
     return found
 
 
-def _waits(charged: Blame) -> bool:
-    """Requests are in the queue: a fuller batch alone, in which all are served, is no overload."""
-    waited_ms = charged.facts[M.WAITED] or 0.0
-    return waited_ms >= LEAST_WAITING * 1e3 * charged.seconds
+def _may_be_said(charged: Blame, symptom: Symptom, said: Container[Symptom]) -> bool:
+    """Whether somebody feels it: a queue that drains in time is what queues are for, and so is a
+    fuller batch, in which all are served."""
+    return symptom is not S.QUEUE_OVERLOAD or is_in_danger(charged, is_said=symptom in said)
 
 
 def _hurts(charged: Blame) -> bool:

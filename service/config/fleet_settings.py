@@ -49,10 +49,43 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    role: Annotated[
+        Literal["any", "prefill", "decode"],
+        setting(
+            "--role",
+            Group.FLEET,
+            "what gateways use the engine for, unless their list of engines says otherwise: a "
+            "prefill engine computes prompts and sends their KV to the engine that decodes them",
+        ),
+    ] = "any"
+    kv_listen: Annotated[
+        str | None,
+        setting(
+            "--kv-listen",
+            Group.FLEET,
+            "address and port at which engines connect that get KV of prompts from this one; "
+            "authenticated and not encrypted, as --listen is; port 0 is any free one",
+            metavar="HOST:PORT",
+            unset="a free port of --listen's host with --role prefill, else none",
+            min_length=1,
+        ),
+    ] = None
+
+    @property
+    def kv_address(self) -> tuple[str, int] | None:
+        """Where other engines connect; None: they do not."""
+        if self.kv_listen is not None:
+            return address_of(self.kv_listen, "--kv-listen")
+        if self.role == "prefill":
+            return address_of(self.listen, "--listen")[0], 0
+        return None
+
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
         check_fields(self)
         address_of(self.listen, "--listen")
+        if self.kv_listen is not None:
+            address_of(self.kv_listen, "--kv-listen")
         if self.key_file is None:
             raise ConfigError(
                 "a node needs --key-file, the key that its gateways have: make one with "
@@ -86,6 +119,15 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
             "included; where its prefix was sent, up to a bound on load; or in turn",
         ),
     ] = "least_finish"
+    split: Annotated[
+        Literal["auto", "always", "never"],
+        setting(
+            "--prefill-split",
+            Group.FLEET,
+            "whether a prompt is computed by a prefill engine instead of the one that decodes: "
+            "where that is predicted to be cheaper, harm to others included; always; or never",
+        ),
+    ] = "auto"
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""

@@ -62,7 +62,7 @@ def node_settings() -> Mapping[str, Setting]:
 
 
 _OF_CLIENTS = (
-    "engines", "routing", "gateways", "compat", "ingest_workers", "stream_buffer",
+    "engines", "routing", "prefill_split", "gateways", "compat", "ingest_workers", "stream_buffer",
     "stream_heartbeat",
     "slow_client", "slow_client_timeout", "request_timeout", "tenant_keys",
 )  # fmt: skip

@@ -19,10 +19,9 @@ import msgspec
 
 from service.config.settings import ConfigError, EngineConfig
 from service.device.failures import stated_failure
-from service.device.loader import LoadedEngine, choose_device, load_executor
+from service.device.loader import LoadedEngine, load_executor
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
-from service.engine.fairness import Policy
 from service.engine.inbox import (
     Cancel,
     FlushCache,
@@ -38,15 +37,16 @@ from service.engine.inbox import (
     UnloadAdapter,
     WeightsRead,
 )
-from service.engine.kv.cpu_offload import Retention
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.process import frames
 from service.process.adapter_store import AdapterStore
+from service.process.engine_limits import limits_of
 from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
+from service.process.kv_exchange import KvExchange, open_exchange
 from service.process.live_sequences import SequenceLister
 from service.process.many_gateways import ManyGateways
 from service.process.profiling import Profiles
@@ -63,7 +63,6 @@ from telemetry.host.gc_watch import GcWatch, settle_collector
 _PAUSES_KEPT = 1024
 _GAP_S = 1.0  # the longest wait while dropped facts have not been reported
 _EXIT_DELAY_NS = 1_000_000_000
-_CPU_CEILING_TOKENS = 8192  # a GPU's memory is divided for the budget at the start
 
 
 class EngineServer:
@@ -80,6 +79,7 @@ class EngineServer:
         profiles: Profiles,
         pauses: Lane | None = None,
         heartbeat: Heartbeat | None = None,
+        kv: KvExchange | None = None,
     ) -> None:
         self._gateway = gateway
         self._clock = clock
@@ -91,6 +91,7 @@ class EngineServer:
         self._lister = SequenceLister(clock)
         self._pauses = Lane(1) if pauses is None else pauses
         self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
+        self._kv = kv
 
     def serve(self) -> None:
         """Run until a Shutdown. Raises GatewayGone when the gateway closes the socket."""
@@ -100,7 +101,8 @@ class EngineServer:
                 match message:
                     case Submit():
                         self._lister.note_submitted(message.seq_id)
-                        self._inbox.put(message)
+                        if self._kv is None or not self._kv.submit(message):
+                            self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
                     case (
@@ -115,6 +117,9 @@ class EngineServer:
                         | UnloadAdapter()
                     ):
                         self._inbox.put(message)
+                    case frames.PrefillElsewhere():
+                        if self._kv is not None:
+                            self._kv.elsewhere(message)
                     case frames.StartProfile() | frames.StopProfile():
                         self._profiles.handle(message)
                     case frames.Shutdown():
@@ -123,9 +128,12 @@ class EngineServer:
                         return
                     case frames.Launch() | frames.UseVocabulary():
                         raise ValueError(f"a second {type(message).__name__}")
-            self._compile(constrained)
+            self._compile(constrained + self._poll_kv())
             emissions = self._loop.step()
             facts = self._take_facts()
+            if self._kv is not None:
+                emissions = self._kv.after_step(emissions, facts)
+                facts += self._take_facts()
             live = self._loop.scheduler.table.live
             facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
@@ -133,6 +141,13 @@ class EngineServer:
             if self._profiles.open is not None and self._profiles.end_full():
                 self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()
+
+    def _poll_kv(self) -> list[Submit]:
+        """What came from other engines; gives the sequences of theirs that need a grammar."""
+        begun = [] if self._kv is None else self._kv.poll()
+        for submit in begun:
+            self._lister.note_submitted(submit.seq_id)
+        return [submit for submit in begun if submit.grammar is not None]
 
     def _receive(self) -> list[frames.ToEngine]:
         """Wait for messages while idle; they begin an iteration of the loop."""
@@ -167,7 +182,8 @@ class EngineServer:
         """How long the loop may wait for a message; None: without limit."""
         if self._loop.has_work or len(self._inbox):
             return 0
-        wake_ns = self._loop.wake_ns
+        wakes_ns = (self._loop.wake_ns, None if self._kv is None else self._kv.wake_ns)
+        wake_ns = min((one for one in wakes_ns if one is not None), default=None)
         most_s = _GAP_S if self._gateway.has_gap else None
         if wake_ns is None:
             return most_s
@@ -246,7 +262,7 @@ def _run(
 
     loaded = load_executor(config, clock, progress, make_compiler, stages.end, _exit_rank_lost)
     loaded.own_process()
-    limits = _limits(config, loaded)
+    limits = limits_of(config, loaded)
     progress("warming up")
     warm = warm_up(loaded.executor, limits, clock)
     stages.end(StartStage.WARM_UP)
@@ -263,15 +279,18 @@ def _run(
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done, warm))
     adapters.load_at_start(config.named_loras, inbox, loop.apply_commands)
+    kv = open_exchange(launch.kv, loaded, scheduler, limits, inbox, lane, clock, gateway)
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
         EngineServer(
-            gateway, inbox, loop, lane, clock, compilers[0], profiles, pauses, heartbeat
+            gateway, inbox, loop, lane, clock, compilers[0], profiles, pauses, heartbeat, kv
         ).serve()
     finally:
         profiles.close()
         adapters.close()
+        if kv is not None:
+            kv.close()
     loaded.executor.close()
     return 0
 
@@ -288,43 +307,6 @@ def _exit_rank_lost(what: str) -> None:
     sys.stderr.write(f"phasescope: {what}\n")
     sys.stderr.flush()
     os._exit(frames.EXIT_RANK_LOST)
-
-
-def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
-    on_cpu = choose_device(config.device).type == "cpu"
-    return Limits(
-        block_tokens=loaded.executor.block_tokens,
-        blocks_total=loaded.executor.blocks_total,
-        max_model_tokens=loaded.max_model_tokens,
-        max_seqs=config.max_seqs,
-        budget_tokens=config.step_tokens,
-        auto_budget=config.max_batched_tokens is None,
-        slo_order=config.order == "slo",
-        refuse_late=config.refuse_late,
-        budget_ceiling_tokens=_CPU_CEILING_TOKENS if on_cpu else 0,
-        chunked_prefill=config.chunked_prefill,
-        queue_limit_requests=config.queue_limit_requests,
-        queue_limit_tokens=config.queue_limit_tokens,
-        policy=Policy(config.fairness),
-        ageing_ns=int(config.ageing_s * 1e9),
-        tenant_max_seqs=config.tenant_max_seqs,
-        tenant_queue_limit=config.tenant_queue_limit,
-        itl_target_ns=_ns(config.itl_target_ms, 1e6),
-        prefix_cache=config.prefix_cache,
-        cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; "
-        f"{loaded.backend.dtype}",
-        draft_tokens=config.draft_tokens,
-        adapter_bytes=config.lora_bytes or 0,
-        max_adapters=config.max_adapters if config.lora_bytes else 0,
-        host_slots=loaded.executor.host_slots,
-        retention=Retention(
-            tenant_share=config.kv_offload_tenant_share, ttl_ns=_ns(config.kv_offload_ttl_s, 1e9)
-        ),
-    )
-
-
-def _ns(value: float | None, factor: float) -> int | None:
-    return None if value is None else int(value * factor)
 
 
 def _started(

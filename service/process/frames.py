@@ -26,6 +26,7 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
+from service.fleet.transfer.messages import About
 from telemetry.facts.framing import framed
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact
@@ -39,6 +40,16 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     begun_ns: int
+    kv: KvLaunch | None = None
+
+
+class KvLaunch(msgspec.Struct, frozen=True):
+    """How the engine exchanges KV with others: `name` is its node's, `key` the fleet's. Others
+    connect at `listen` (host, port; 0: any free one); None: none does."""
+
+    name: str
+    key: bytes
+    listen: tuple[str, int] | None
 
 
 class UseVocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -46,6 +57,16 @@ class UseVocabulary(msgspec.Struct, frozen=True, tag=True):
     it has loaded the tokenizer, which it does while the engine loads the weights."""
 
     vocabulary: Vocabulary
+
+
+class PrefillElsewhere(msgspec.Struct, frozen=True, tag=True):
+    """The prompt of the sequence that is submitted next is computed by the engine at `host` and
+    `port`, which sends its KV; `about` is its request."""
+
+    seq_id: int
+    host: str
+    port: int
+    about: About
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -63,6 +84,17 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
     """A stage of loading has begun."""
 
     stage: str
+
+
+class KvOffered(msgspec.Struct, frozen=True, tag=True):
+    """Sent once, before the engine has started: it can receive KV of prompts, and compute prompts
+    for others at `port` (None: it does not). Engines of one `layout` (a digest) can exchange blocks
+    of `block_bytes`. `why` says in words why it exchanges none; then the layout is empty."""
+
+    port: int | None
+    layout: str
+    block_bytes: int = 0
+    why: str = ""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -117,6 +149,7 @@ class ProfileEnded(msgspec.Struct, frozen=True, tag=True):
 ToEngine = (
     Launch
     | UseVocabulary
+    | PrefillElsewhere
     | Submit
     | Cancel
     | Pause
@@ -132,7 +165,7 @@ ToEngine = (
     | Shutdown
 )
 FromGatewayProcess = Join | Submit | Cancel | Pause | Resume
-ToGateway = LoadProgress | Frame | ProfileEnded | EngineFailed
+ToGateway = LoadProgress | KvOffered | Frame | ProfileEnded | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

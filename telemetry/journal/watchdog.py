@@ -1,8 +1,9 @@
 """Notices an engine that is alive and has work, but commits no step.
 
 Work is a sequence that was submitted, has not ended, and is blocked neither by its client nor by
-its grammar or adapter. The engine may be silent for three times its longest recent step, but at
-least for `stall_ns`. A stall is recorded once, as `StallDetected`; the next committed step ends it.
+its grammar, its adapter or another engine, which computes its prompt. The engine may be silent for
+three times its longest recent step, but at least for `stall_ns`. A stall is recorded once, as
+`StallDetected`; the next committed step ends it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvLost, KvReserved
 from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, StallDetected
 
 _IN_FLIGHT_NS = 1_000_000_000
@@ -46,6 +48,7 @@ class StallWatchdog:
         self._last_ns = 0
         self._work: dict[int, int] = {}
         self._blocked: set[int] = set()
+        self._awaits_kv: set[int] = set()
         self._work_since_ns: int | None = None
         self._spans_ns: deque[int] = deque(maxlen=_STEPS)
         self._patience_ns = stall_ns
@@ -60,6 +63,9 @@ class StallWatchdog:
             SequencePaused: lambda fact: self._block(fact.seq_id),
             SequenceResumed: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
             GrammarCompiled: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
+            KvReserved: self._kv_reserved,
+            KvAdmitted: lambda fact: self._kv_over(fact.seq_id, fact.at_ns),
+            KvLost: lambda fact: self._kv_over(fact.seq_id, fact.at_ns),
             AdapterLoaded: self._adapter_loaded,
             AdapterEvicted: self._adapter_evicted,
             SequenceEnded: lambda fact: self._remove(fact.seq_id),
@@ -114,6 +120,7 @@ class StallWatchdog:
         self._pid = None
         self._work.clear()
         self._blocked.clear()
+        self._awaits_kv.clear()
 
     def _stepped(self, fact: StepRecorded) -> None:
         self._last_step_id, self._last_ns = fact.step_id, fact.committed_ns
@@ -130,6 +137,7 @@ class StallWatchdog:
         for seq_id in [s for s, since_ns in self._work.items() if since_ns < edge_ns]:
             del self._work[seq_id]
         self._blocked.clear()
+        self._awaits_kv.clear()
 
     def _listed(self, fact: SequencesListed) -> None:
         for seq_id in fact.over([*self._work, *self._blocked]):
@@ -155,9 +163,17 @@ class StallWatchdog:
         self._blocked.add(seq_id)
 
     def _unblock(self, seq_id: int, at_ns: int) -> None:
-        if seq_id in self._blocked:
+        if seq_id in self._blocked and seq_id not in self._awaits_kv:
             self._blocked.discard(seq_id)
             self._work[seq_id] = at_ns
+
+    def _kv_reserved(self, fact: KvReserved) -> None:
+        self._awaits_kv.add(fact.seq_id)
+        self._block(fact.seq_id)
+
+    def _kv_over(self, seq_id: int, at_ns: int) -> None:
+        self._awaits_kv.discard(seq_id)
+        self._unblock(seq_id, at_ns)
 
     def _adapter_loaded(self, fact: AdapterLoaded) -> None:
         for seq_id in fact.seq_ids:
@@ -170,6 +186,7 @@ class StallWatchdog:
     def _remove(self, seq_id: int) -> None:
         self._work.pop(seq_id, None)
         self._blocked.discard(seq_id)
+        self._awaits_kv.discard(seq_id)
 
 
 def process_state(pid: int) -> str | None:

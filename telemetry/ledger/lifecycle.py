@@ -22,6 +22,7 @@ from telemetry.ledger.tape import At, Tape
 from telemetry.ledger.track import Track
 from telemetry.requests.account import Part, State
 from telemetry.requests.engine_span import engine_span, unseen_of
+from telemetry.requests.kv_accounts import parts_within
 from telemetry.requests.phases import RequestTimeline, SequenceTimeline, WaitSpan
 
 NEXT_STEP = "next_step"
@@ -143,7 +144,22 @@ def _last_of_run(steps: Sequence[int], place: int, end: int) -> int:
 
 
 def _charge_waits(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:
-    """Charge time without a row: the recorded waits in order, and the time between them."""
+    """Charge time without a row: what it waited for while another engine computed its prompt, the
+    recorded waits in order, and the time between them."""
+    kv = sequence.kv
+    if kv is not None and max(begin_ns, kv.begin_ns) < min(end_ns, kv.end_ns):
+        first_ns, last_ns = max(begin_ns, kv.begin_ns), min(end_ns, kv.end_ns)
+        _charge_own_waits(charger, sequence, begin_ns, first_ns)
+        for kv_part, spent_ns in parts_within(kv, first_ns, last_ns):
+            charger.amount(State.WAIT, kv_part.value, Part(kv_part.value), spent_ns)
+        _charge_own_waits(charger, sequence, last_ns, end_ns)
+    else:
+        _charge_own_waits(charger, sequence, begin_ns, end_ns)
+
+
+def _charge_own_waits(
+    charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int
+) -> None:
     at_ns = begin_ns
     for wait in sequence.waits:
         start_ns, stop_ns = max(at_ns, wait.start_ns), min(end_ns, wait.end_ns)

@@ -60,6 +60,14 @@ class Part(StrEnum):
     GRAMMAR = "grammar"
     ADAPTER = "adapter"  # its adapter was loaded, or the loop placed one, whoever asked for it
     REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
+    KV_RESERVE = "kv.reserve"  # until blocks were reserved for the KV of another engine
+    KV_QUEUE = "kv.queue"  # at the engine that computes its prompt: before and between its steps
+    KV_PREFILL = "kv.prefill"  # there: in those steps
+    KV_TRANSFER = "kv.transfer"  # there: blocks on their way, and nothing of it computed
+    KV_WIRE = "kv.wire"  # messages between the two engines
+    KV_SEAL = "kv.seal"  # its blocks were compared with their digests
+    KV_WAIT = "kv.wait"  # it had its KV, and no place in the batch
+    KV_LOST = "kv.lost"  # its KV did not come, or was not right
     WIRE = "wire"  # to an engine node and back: the time here less the time there
     WIRE_OUT = "wire_out"
     WIRE_BACK = "wire_back"

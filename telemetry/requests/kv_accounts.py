@@ -34,6 +34,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
 )
 from telemetry.facts.records import Fact
 
+KvSequenceFact = KvReserved | KvSealed | KvAdmitted | KvRefused | KvLost
+
 
 class KvPart(StrEnum):
     """The parts of a transfer's time."""
@@ -91,6 +93,10 @@ class KvAccounts:
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence is known no more."""
+        self._open.pop(seq_id, None)
 
     def take(self, fact: Fact) -> KvAccount | None:
         """The account of the transfer that the fact ends; None if it ends none."""
@@ -155,6 +161,28 @@ def _parts(one: _Open, end_ns: int, fault: KvFault | None) -> dict[KvPart, int]:
         parts[KvPart.TRANSFER] = remote.exposed_ns
         parts[KvPart.WIRE] -= remote.elapsed_ns
     return parts
+
+
+def parts_within(account: KvAccount, begin_ns: int, end_ns: int) -> list[tuple[KvPart, int]]:
+    """The parts in the order of time, cut to [begin, end) of the account's window: they sum to its
+    length. What lies outside is taken off the first parts and the last ones that have any."""
+    parts = [(part, account.parts.get(part, 0)) for part in KvPart]
+    parts = _shortened(parts, max(0, begin_ns - account.begin_ns))
+    parts = _shortened(parts[::-1], max(0, account.end_ns - end_ns))[::-1]
+    return [(part, ns) for part, ns in parts if ns]
+
+
+def _shortened(parts: list[tuple[KvPart, int]], by_ns: int) -> list[tuple[KvPart, int]]:
+    """The first parts are shorter, by so much in all."""
+    found: list[tuple[KvPart, int]] = []
+    for part, ns in parts:
+        taken_ns = max(0, min(ns, by_ns))
+        by_ns -= taken_ns
+        found.append((part, ns - taken_ns))
+    if by_ns:  # a wire below zero: the others are longer than the whole
+        part, ns = found[0]
+        found[0] = (part, ns - by_ns)
+    return found
 
 
 def kv_spans(account: KvAccount) -> list[KvSpan]:

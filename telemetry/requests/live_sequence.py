@@ -8,6 +8,7 @@ from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.engine_records import SequenceAdmitted
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
+from telemetry.requests.kv_accounts import KvAccount
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
 
 
@@ -46,6 +47,7 @@ class Sequence:
     sent_ns: int | None = None
     engine: str | None = None
     remote: RemoteSpan | None = None
+    kv: KvAccount | None = None
     token_ns: list[int] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
     preempted: list[PreemptedSpan] = field(default_factory=list)
@@ -77,4 +79,5 @@ class Sequence:
             sent_ns=self.sent_ns,
             engine=self.engine,
             remote=self.remote,
+            kv=self.kv,
         )

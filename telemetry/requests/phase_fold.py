@@ -30,6 +30,13 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvLost,
+    KvRefused,
+    KvReserved,
+    KvSealed,
+)
 from telemetry.facts.fleet_records import (
     ClockSampled,
     RemoteAccounted,
@@ -160,7 +167,9 @@ class PhaseFold:
             case AdapterEvicted():
                 self._sequences.adapter_evicted(fact)
             case SequenceEnded():
-                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
+                self._emit_ended(self._sequences.ended(fact))
+            case KvReserved() | KvSealed() | KvAdmitted() | KvRefused() | KvLost():
+                self._sequences.kv(fact)
             case SequenceSent() | RemoteAdmitted() | TokensReceived() | RemoteAccounted():
                 self._remote_fact(fact)
             case ClockSampled():
@@ -249,7 +258,9 @@ class PhaseFold:
     # Ends
 
     def _end_sequence(self, seq_id: int, at_ns: int, reason: EndReason) -> None:
-        sequence = self._sequences.end(seq_id, at_ns, reason)
+        self._emit_ended(self._sequences.end(seq_id, at_ns, reason))
+
+    def _emit_ended(self, sequence: Sequence | None) -> None:
         if sequence is not None and sequence.request_id is not None:
             self._emit_if_done(sequence.request_id)
 

@@ -8,7 +8,8 @@ Borders of the phases, which tile [accepted, ended) without gap or overlap:
 
 `accepted` is when the kernel received the request's head, `read` when the gateway read it (if the
 first is not known, `accept` is empty). `first scheduled` is the `begin_ns` of the first
-step that has a row of any of the request's sequences; `first tokens` is the commit of the step
+step that has a row of any of the request's sequences, or when blocks were reserved for the KV that
+another engine computed; `first tokens` is the commit of the step
 that gave the last of its sequences their first token (with one sequence: the first token). A
 request that ends early has its last phase cut at `ended`, and no later ones. One that wants no
 token, as an embedding, has no `decode`: its `prefill` ends at the commit of the last prompt.
@@ -44,6 +45,7 @@ from telemetry.facts.tool_records import ReturnedCall, ToolCallsMade, ToolResult
 from telemetry.requests.account import Account
 from telemetry.requests.borders import first_commit_ns
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
+from telemetry.requests.kv_accounts import KvAccount
 
 
 class Measure(StrEnum):
@@ -148,6 +150,9 @@ class SequenceTimeline:
     Of one that was sent to the node `engine` at `sent_ns`, all stamps are the gateway's: tokens are
     when they came, `scheduled_ns` when the news of it came, `ended_ns` when the last output did
     that counted. `remote` is its time at the node.
+
+    Where another engine computed the prompt, `scheduled_ns` is when blocks were reserved for it,
+    the first token is of when these were given to the sequence, and `kv` says what it waited for.
     """
 
     seq_id: int
@@ -169,6 +174,7 @@ class SequenceTimeline:
     sent_ns: int | None = None
     engine: str | None = None
     remote: RemoteSpan | None = None
+    kv: KvAccount | None = None
 
     @property
     def is_prompt_only(self) -> bool:

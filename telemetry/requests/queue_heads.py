@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from telemetry.facts.reasons import WaitReason
@@ -47,3 +48,20 @@ def extend(waits: list[WaitSpan], wait: WaitSpan) -> None:
             waits[-1] = WaitSpan(last.reason, last.holder_seq_id, last.start_ns, wait.end_ns)
             return
     waits.append(wait)
+
+
+def waits_under(
+    seq_id: int, tenant: str, heads: Sequence[Head], start_ns: int, end_ns: int
+) -> list[WaitSpan]:
+    """The waits of one sequence in [start, end), by the history of the head."""
+    spans: list[WaitSpan] = []
+    until_ns = end_ns
+    for head in reversed(heads):
+        if until_ns <= start_ns:
+            break
+        begin_ns = max(start_ns, head.since_ns)
+        if begin_ns < until_ns:
+            wait = wait_under(seq_id, tenant, head, begin_ns, until_ns)
+            spans += [] if wait is None else [wait]
+        until_ns = min(until_ns, head.since_ns)
+    return spans[::-1]

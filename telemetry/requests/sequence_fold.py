@@ -4,7 +4,7 @@ Waits are derived. A sequence waits for its grammar until GrammarCompiled, for i
 AdapterLoaded, and for its client between SequencePaused and SequenceResumed. Otherwise, while it is
 queued, it waits behind the head of the queue: the head for its own reason, sequences of a tenant at
 its limit for that limit, all others for the head. A sequence whose KV blocks come from elsewhere is
-no head: it is passed over.
+no head: it is passed over, and waits for them from KvReserved on, where its engine records that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from telemetry.facts.engine_records import (
     GrammarCompiled,
     Row,
     SequenceAdmitted,
+    SequenceEnded,
     SequenceQueued,
     StepRecorded,
 )
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvReserved, KvSealed
 from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.records import Fact
+from telemetry.requests.kv_accounts import KvAccounts, KvSequenceFact
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, WaitSpan
-from telemetry.requests.queue_heads import Head, extend, wait_under
+from telemetry.requests.queue_heads import Head, extend, waits_under
 
 _OWN = (WaitReason.GRAMMAR, WaitReason.REMOTE_KV)  # of a sequence in the queue: nobody waits behind
 _HEADS_KEPT = 65_536
@@ -41,6 +45,7 @@ class SequenceFold:
         self._sequences: dict[int, Sequence] = {}
         self._heads: deque[Head] = deque(maxlen=_HEADS_KEPT)
         self._remote: set[int] = set()  # those that wait for KV blocks from elsewhere
+        self._kv = KvAccounts()
 
     def get(self, seq_id: int) -> Sequence:
         """The sequence; a new one if the id is not known."""
@@ -55,8 +60,10 @@ class SequenceFold:
     def drop(self, seq_id: int) -> None:
         self._sequences.pop(seq_id, None)
         self._remote.discard(seq_id)
+        self._kv.forget(seq_id)
 
     def queued(self, fact: SequenceQueued) -> None:
+        self._kv.take(fact)
         sequence = self.get(fact.seq_id)
         sequence.queued_ns, sequence.tenant, sequence.in_queue = fact.at_ns, fact.tenant, True
         sequence.received_ns = fact.received_ns
@@ -71,9 +78,32 @@ class SequenceFold:
             sequence.waiting_since_ns = fact.at_ns
 
     def admitted(self, fact: SequenceAdmitted) -> None:
+        self._account_kv(fact)
         sequence = self._sequences.get(fact.seq_id)
         if sequence is not None and sequence.admitted is None:
             sequence.admitted = fact
+
+    def kv(self, fact: KvSequenceFact) -> None:
+        """Another engine computes the prompt of the sequence, or should have."""
+        self._account_kv(fact)
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is None:
+            return
+        if isinstance(fact, KvReserved):
+            if sequence.waiting_since_ns is not None:
+                self._close_wait(sequence, fact.at_ns)
+            if sequence.blocked_since is None:
+                sequence.blocked_since = (WaitReason.REMOTE_KV, fact.at_ns)
+            return
+        since = sequence.blocked_since
+        is_reserved = since is not None and since[0] is WaitReason.REMOTE_KV
+        reserved_ns = since[1] if since is not None and is_reserved else None
+        if isinstance(fact, KvAdmitted):
+            if sequence.scheduled_ns is None:
+                sequence.scheduled_ns = fact.at_ns if reserved_ns is None else reserved_ns
+            self._token(sequence, fact.at_ns)
+        if reserved_ns is not None and not isinstance(fact, KvSealed):
+            self._unblock(sequence, fact.at_ns)
 
     def compiled(self, fact: GrammarCompiled) -> Sequence | None:
         """The sequence whose grammar was compiled; None if it is not known."""
@@ -168,8 +198,19 @@ class SequenceFold:
         if sequence is not None:
             sequence.remote = remote
 
+    def _account_kv(self, fact: Fact) -> None:
+        account = self._kv.take(fact)
+        if account is not None and (sequence := self._sequences.get(account.seq_id)) is not None:
+            sequence.kv = account
+
+    def ended(self, fact: SequenceEnded) -> Sequence | None:
+        """As `end`, in an engine of this server."""
+        self._account_kv(fact)
+        return self.end(fact.seq_id, fact.at_ns, fact.reason)
+
     def end(self, seq_id: int, at_ns: int, reason: EndReason) -> Sequence | None:
         """Remove and return the sequence, which has ended; None if it is not known."""
+        self._kv.forget(seq_id)
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return None
@@ -299,17 +340,8 @@ class SequenceFold:
         start_ns = sequence.waiting_since_ns
         assert start_ns is not None
         sequence.waiting_since_ns = None
-        spans: list[WaitSpan] = []
-        until_ns = end_ns
-        for head in reversed(self._heads):
-            if until_ns <= start_ns:
-                break
-            begin_ns = max(start_ns, head.since_ns)
-            if begin_ns < until_ns:
-                wait = wait_under(sequence.seq_id, sequence.tenant, head, begin_ns, until_ns)
-                spans += [] if wait is None else [wait]
-            until_ns = min(until_ns, head.since_ns)
-        sequence.waits.extend(reversed(spans))
+        heads, seq_id, tenant = self._heads, sequence.seq_id, sequence.tenant
+        sequence.waits.extend(waits_under(seq_id, tenant, heads, start_ns, end_ns))
 
     def _close_preemption(self, sequence: Sequence, end_ns: int) -> None:
         if sequence.preempted_at is not None and sequence.waiting_since_ns is None:

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.requests.engine_span import critical_sequence
+from telemetry.requests.kv_accounts import kv_spans
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.stall_spans import Attributes
 
 _EPSILON = "phasescope.clock.epsilon_ns"
 _MS = 1e6
+MAX_KV_ACCOUNTS = 16
 
 
 class RemoteChild(NamedTuple):
@@ -50,6 +52,22 @@ def remote_spans(timeline: RequestTimeline) -> list[RemoteChild]:
         RemoteChild("wire.out", begin_ns, first_ns, {_EPSILON: received.epsilon_ns}),
         RemoteChild("node", first_ns, last_ns, {_EPSILON: both_ns}),
         RemoteChild("wire.back", last_ns, end_ns, {_EPSILON: last.epsilon_ns}),
+    ]
+
+
+def kv_children(timeline: RequestTimeline) -> list[RemoteChild]:
+    """What the first sequences waited for while another engine computed their prompts, in the clock
+    of this server."""
+    return [
+        RemoteChild(
+            one.name,
+            one.begin_ns,
+            one.end_ns,
+            {"phasescope.seq_id": sequence.seq_id, **one.attributes},
+        )
+        for sequence in timeline.sequences[:MAX_KV_ACCOUNTS]
+        if sequence.kv is not None
+        for one in kv_spans(sequence.kv)
     ]
 
 

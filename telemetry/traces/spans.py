@@ -36,7 +36,7 @@ from telemetry.traces.link_targets import (
     phase_span_id,
     root_span_id,
 )
-from telemetry.traces.remote_spans import remote_spans
+from telemetry.traces.remote_spans import kv_children, remote_spans
 from telemetry.traces.span_attributes import (
     cut,
     phase_attributes,
@@ -167,12 +167,16 @@ class _Tree:
         ]
 
     def remote(self, root: ReadableSpan) -> list[ReadableSpan]:
-        """The time at an engine node, and in it the way there, the node and the way back."""
+        """The time at an engine node, and in it the way there, the node and the way back; and the
+        waits for KV of other engines."""
         found: list[ReadableSpan] = []
         for one in remote_spans(self._timeline):
             parent = found[0] if found else root
             stamps = (one.begin_ns, one.end_ns)
             found.append(self._span(one.name, parent.context, *stamps, one.attributes))
+        for one in kv_children(self._timeline):
+            stamps = (one.begin_ns, one.end_ns)
+            found.append(self._span(one.name, root.context, *stamps, one.attributes))
         return found
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
@@ -251,6 +255,7 @@ class _Tree:
             for sequence in self._timeline.sequences
             for wait in sequence.waits
             if wait.reason in _OWN_WAITS and _begins_in(wait.start_ns, phase)
+            if wait.reason is not WaitReason.REMOTE_KV or sequence.kv is None
         ]
 
     def _preempted_in(self, phase: PhaseSpan) -> list[PreemptedSpan]:

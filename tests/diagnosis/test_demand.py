@@ -7,8 +7,11 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from diagnosis.attribution.demand import demand_delta
+from diagnosis.attribution.demand import demand_delta, share_grew
+from diagnosis.attribution.thresholds import SIGMAS
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.excess import slow_step_excess
 from diagnosis.detection.reference import Reference, fit_cost, slo_baseline
@@ -20,12 +23,14 @@ S = Symptom
 SECONDS = 8.0
 
 
-def baseline(tenants: dict[str, float] | None = None, **more: object) -> Reference:
+def baseline(
+    tenants: dict[str, float] | None = None, requests_per_s: float = 10.0, **more: object
+) -> Reference:
     """Ten requests a second of three tenants, prompts of 30 tokens."""
     return msgspec.structs.replace(
         slo_baseline(),
         seconds=30.0,
-        requests_per_s=10.0,
+        requests_per_s=requests_per_s,
         tenants_per_s=tenants or {"red": 4.0, "green": 3.0, "blue": 3.0},
         prompt_tokens=30.0,
         prompt_spread=10.0,
@@ -125,6 +130,30 @@ def test_a_tenant_that_grew_in_proportion_to_all_is_not_unfair() -> None:
     )
 
     assert (found.demand, found.tenant) == (S.QUEUE_OVERLOAD, None)
+
+
+def test_the_tenant_that_sends_most_in_a_surge_is_not_unfair_by_chance() -> None:
+    """All send more, and how many each sends of them is drawn anew."""
+    tenants = {"red": 5.0, "green": 5.0}
+    surge, flood = arrived({"red": 34, "green": 16}), arrived({"red": 60, "green": 11})
+    later = arrived({"red": 17, "green": 8})
+
+    by_chance = demand_delta(window(surge, later, 2.0), baseline(tenants=tenants))
+    by_one = demand_delta(window(flood, later, 2.0), baseline(tenants=tenants))
+
+    assert (by_chance.demand, by_chance.tenant) == (S.QUEUE_OVERLOAD, None)
+    assert (by_one.demand, by_one.tenant) == (S.UNFAIRNESS, "red")
+
+
+@given(st.integers(1, 40), st.floats(0.1, 10.0))
+def test_however_large_a_surge_is_usual_shares_are_no_news(times: int, per_s: float) -> None:
+    reference = baseline(tenants={"red": 7 * per_s, "green": 3 * per_s}, requests_per_s=10 * per_s)
+    surge = arrived({"red": 7 * times, "green": 3 * times})
+    batch = arrived({"red": 7 * times, "green": 30 * times + 20})
+
+    assert not share_grew(surge, reference, "red", SIGMAS)
+    assert not share_grew(surge, reference, "green", SIGMAS)
+    assert share_grew(batch, reference, "green", SIGMAS)
 
 
 def test_choices_are_counted_from_requests_and_not_from_sequences() -> None:

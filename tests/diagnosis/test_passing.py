@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.tail_thresholds import FALL_TICKS
+from diagnosis.thresholds import SUM_CEILING
 
 
 def passed(levels: list[float]) -> list[bool]:
@@ -27,6 +28,15 @@ def test_one_blow_has_passed_when_its_sums_have_been_falling_for_three_seconds()
 def test_a_fault_that_goes_on_has_not_passed() -> None:
     assert not any(passed([2.0] * 30))
     assert not any(passed([1.1 + 0.03 * tick for tick in range(30)]))
+
+
+def test_a_sum_at_its_ceiling_has_not_passed_while_another_falls() -> None:
+    """The sum of a queue that grows cannot rise above its ceiling."""
+    blow = OneBlow()
+    for tick in range(10):
+        blow.add((SUM_CEILING, 1.5 - 0.1 * tick))
+
+    assert not blow.has_passed
 
 
 def test_what_came_back_once_is_held_whatever_its_sums_do() -> None:

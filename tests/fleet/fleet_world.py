@@ -17,6 +17,7 @@ from service.gateway.engine_client.output_queue import OutputQueue, ignore
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
+from service.process.frames import KvOffered
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
@@ -58,7 +59,14 @@ class Telemetry:
 class NodeWorld:
     """One node. `async with NodeWorld() as node:`"""
 
-    def __init__(self, key: bytes = KEY, digest: str = DIGEST, model: str = "m") -> None:
+    def __init__(
+        self,
+        key: bytes = KEY,
+        digest: str = DIGEST,
+        model: str = "m",
+        role: str = "any",
+        kv: KvOffered | None = None,
+    ) -> None:
         self.clock = MonotonicClock()
         self.lane = Lane(source=FactSource.GATEWAY)
         self.engine_lane = Lane(source=FactSource.ENGINE)
@@ -67,7 +75,7 @@ class NodeWorld:
         self.drain = Drain()
         self.listener = NodeListener(
             self.clock, self.client, self.lane, key, identity("node", model, digest), 100,
-            self.handlers, self.drain,
+            self.handlers, self.drain, role,
         )  # fmt: skip
         self.client.on_frame = self.listener.loads.take
         self.telemetry = Telemetry(
@@ -76,7 +84,7 @@ class NodeWorld:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.socket.setblocking(False)
         self.host, self.port = self.socket.getsockname()
-        self.engine = ScriptedEngine(self.clock)
+        self.engine = ScriptedEngine(self.clock, kv)
 
     async def __aenter__(self) -> NodeWorld:
         await self.engine.attach(self.client)
@@ -112,14 +120,14 @@ class Members:
 class GatewayWorld:
     """One gateway. `async with GatewayWorld(node, ...) as gateway:`"""
 
-    def __init__(self, *nodes: NodeWorld, key: bytes = KEY) -> None:
+    def __init__(self, *nodes: NodeWorld, key: bytes = KEY, split: str = "auto") -> None:
         self.clock = MonotonicClock()
         self.lane = Lane(source=FactSource.GATEWAY)
         names = [f"n{index}" for index in range(len(nodes))]
         self.membership = Members(
             {name: node.member(name) for name, node in zip(names, nodes, strict=True)}, key
         )
-        self.client = FleetClient(self.membership, self.lane, self.clock, "m", DIGEST)
+        self.client = FleetClient(self.membership, self.lane, self.clock, "m", DIGEST, split=split)
         self.telemetry = Telemetry(self.lane)
 
     async def __aenter__(self) -> GatewayWorld:

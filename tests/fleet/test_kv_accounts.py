@@ -17,12 +17,27 @@ from telemetry.facts.fleet.kv_transfer_records import (
     RemoteParts,
     Way,
 )
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, Phase
 from telemetry.facts.records import Fact
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.numbers.intervals import Interval, length_ns, overlap, union
-from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart, kv_spans
+from telemetry.requests.account import Part
+from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart, kv_spans, parts_within
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.split_regret import SplitOutcome, SplitRegret
-from tests.support.worlds.facts import MS, prefill, step
+from tests.support.worlds.facts import (
+    MS,
+    accepted,
+    decode,
+    parsed,
+    prefill,
+    request_ended,
+    sequence_ended,
+    step,
+    submitted,
+    tokenized,
+)
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda one: (one[0], one[0] + one[1])),
@@ -102,6 +117,55 @@ def test_spans_tile_the_account(stamps: list[int], remote: RemoteParts) -> None:
     assert spans[-1].end_ns == account.end_ns
     assert spans[1].attributes["kv.bytes"] == 300
     assert spans[1].attributes["kv.hidden_ns"] == remote.hidden_ns
+
+
+@given(
+    stamps=STAMPS,
+    remote=PARTS,
+    begin_ns=st.integers(0, 10**12),
+    length_ns=st.integers(0, 10**12),
+)
+def test_parts_that_are_cut_to_a_window_sum_to_its_length(
+    stamps: list[int], remote: RemoteParts, begin_ns: int, length_ns: int
+) -> None:
+    account = account_of(transfer(stamps, remote))
+    begin_ns = max(begin_ns, account.begin_ns)
+    end_ns = min(begin_ns + length_ns, account.end_ns)
+    if begin_ns < end_ns:
+        parts = parts_within(account, begin_ns, end_ns)
+        assert sum(ns for _, ns in parts) == end_ns - begin_ns
+    whole = parts_within(account, account.begin_ns, account.end_ns)
+    assert dict(whole) == {part: ns for part, ns in account.parts.items() if ns}
+
+
+def test_the_ledger_has_the_parts_and_the_phases_follow_the_transfer() -> None:
+    """Submitted at 2 ms, reserved at 12, sealed at 50, taken at 52, in a step from 54 to 64."""
+    found: list[RequestTimeline] = []
+    fold = PhaseFold([found.append], ledger_builder=LedgerBuilder(lambda slo_class: 10**9))
+    remote = RemoteParts(3 * MS, 20 * MS, 6 * MS, 4 * MS)
+    stamps = [2 * MS, 12 * MS, 50 * MS, 52 * MS, 55 * MS]
+    facts: list[Fact] = [accepted(at=0), parsed(at=1), tokenized(at=1), submitted(at=2)]
+    facts += transfer(stamps, remote)
+    facts += [step(0, 54, 64, [decode(1)]), sequence_ended(1, 64), request_ended(at=70)]
+    fold.on_facts(facts)
+    fold.close()
+
+    (timeline,) = found
+    (sequence,) = timeline.sequences
+    assert sequence.token_ns == (52 * MS, 64 * MS)
+    assert timeline.phase_ns(Phase.PREFILL) == 40 * MS  # from the reservation to the first token
+    assert timeline.account is not None
+    ledger = timeline.account.ledger
+    assert ledger.residue_ns == 0
+    parts = ledger.by_part()
+    assert parts[Part.KV_RESERVE] == 10 * MS
+    assert parts[Part.KV_QUEUE] == 3 * MS
+    assert parts[Part.KV_PREFILL] == 20 * MS
+    assert parts[Part.KV_TRANSFER] == 6 * MS
+    assert parts[Part.KV_WIRE] == 9 * MS
+    assert parts[Part.KV_SEAL] == 2 * MS
+    assert parts[Part.KV_WAIT] == 2 * MS  # until its step began
+    assert not parts[Part.REMOTE_KV]
 
 
 @given(stamps=STAMPS, cut=st.integers(1, 4), by_end=st.booleans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -12,14 +13,16 @@ import pytest
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
-from service.fleet.transfer.messages import Abort, Begin, Layout, PeerId, Progress
+from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
-from service.fleet.transfer.tcp_frames import Kind, pack
+from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
+from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
+from tests.support.servers.bit_flipper import BitFlipper
 
 T = TypeVar("T")
-ONE, OTHER = PeerId("one", 1), PeerId("other", 2)
-KEY, SECRET = bytes(range(KEY_BYTES)), b"secret"
+KEY, MEMORY_KEY = b"the key of the fleet", bytes(range(KEY_BYTES))
+PATIENCE = LinkPatience(proof_s=2.0, silent_s=30.0)
 EPOCH = 9
 
 
@@ -39,16 +42,23 @@ class Memory:
 
 
 class Two:
-    """Two endpoints; the second has memory, of which `open_blocks` may be written."""
+    """Two endpoints; the second has memory, of which `open_blocks` may be written, and has
+    connected to the first."""
 
     def __init__(self) -> None:
         self.memory, self.open_blocks = Memory(), {1, 2}
-        self.one = TcpEndpoint(ONE, SECRET, timeout_s=5.0)
+        self.one = TcpEndpoint("one", KEY, patience=PATIENCE)
         self.other = TcpEndpoint(
-            OTHER, SECRET, self.memory, KEY, lambda e, b: e == EPOCH and b in self.open_blocks
-        )
-        self.one.knows(OTHER, self.other.address)
-        self.other.knows(ONE, self.one.address)
+            "other", KEY, self.memory, MEMORY_KEY,
+            lambda e, b: e == EPOCH and b in self.open_blocks, listen=None, patience=PATIENCE,
+        )  # fmt: skip
+        assert self.one.address is not None
+        self.to_one = self.other.peer_at(self.one.address)
+        self.other.send(self.to_one, Abort(EPOCH))
+        (arrived,) = until(self.one.receive)
+        assert isinstance(arrived, Arrived)
+        assert arrived.message == Abort(EPOCH)
+        self.to_other = arrived.peer
 
 
 @pytest.fixture
@@ -71,7 +81,7 @@ def until(find: Callable[[], list[T]], count: int = 1) -> list[T]:
 
 
 def test_blocks_arrive_and_are_acknowledged(two: Two) -> None:
-    ticket = two.one.write(OTHER, KEY, EPOCH, [2, 1], [b"a" * 8, b"b" * 8])
+    ticket = two.one.write(two.to_other, MEMORY_KEY, EPOCH, [2, 1], [b"a" * 8, b"b" * 8])
 
     assert until(two.one.poll) == [Written(EPOCH, ticket, True)]
     assert two.memory.content == [bytes(8), b"b" * 8, b"a" * 8, bytes(8)]
@@ -80,17 +90,18 @@ def test_blocks_arrive_and_are_acknowledged(two: Two) -> None:
 @pytest.mark.parametrize(
     ("key", "epoch", "block", "data"),
     [
-        (KEY, EPOCH, 0, b"a" * 8),
-        (KEY, EPOCH + 1, 1, b"a" * 8),
+        (MEMORY_KEY, EPOCH, 0, b"a" * 8),
+        (MEMORY_KEY, EPOCH + 1, 1, b"a" * 8),
         (bytes(KEY_BYTES), EPOCH, 1, b"a" * 8),
-        (KEY, EPOCH, 1, b"a" * 7),
+        (MEMORY_KEY, EPOCH, 1, b"a" * 7),
+        (MEMORY_KEY, EPOCH, 1 << 31, b"a" * 8),
     ],
-    ids=["not in quarantine", "another epoch", "another key", "another size"],
+    ids=["not in quarantine", "another epoch", "another key", "another size", "no block"],
 )
 def test_a_write_that_is_not_allowed_changes_nothing_and_fails(
     two: Two, key: bytes, epoch: int, block: int, data: bytes
 ) -> None:
-    ticket = two.one.write(OTHER, key, epoch, [block], [data])
+    ticket = two.one.write(two.to_other, key, epoch, [block], [data])
 
     assert until(two.one.poll) == [Written(epoch, ticket, False)]
     assert two.memory.content == [bytes(8)] * 4
@@ -99,85 +110,123 @@ def test_a_write_that_is_not_allowed_changes_nothing_and_fails(
 
 def test_messages_arrive_both_ways_with_the_sender_s_name(two: Two) -> None:
     submit = Submit(seq_id=1, prompt=[1, 2], max_tokens=1, sampling=SamplingParams(seed=3))
-    begin = Begin(EPOCH, submit, Layout("m", 16, 8), 0, (1,), KEY)
-    two.one.send(OTHER, begin)
-    two.other.send(ONE, Progress(EPOCH, 1))
+    begin = Begin(EPOCH, submit, Layout("m", 16, 8), 0, (1,), MEMORY_KEY)
+    two.other.send(two.to_one, begin)
+    two.one.send(two.to_other, Progress(EPOCH, 1))
 
-    assert until(two.other.receive) == [Arrived(ONE, begin)]
-    assert until(two.one.receive) == [Arrived(OTHER, Progress(EPOCH, 1))]
+    assert until(two.one.receive) == [Arrived(two.to_other, begin)]
+    assert until(two.other.receive) == [Arrived(two.to_one, Progress(EPOCH, 1))]
+    assert two.to_other.name == "other"
+    assert two.one.take_news() == [("other", None)]
+    assert two.other.take_news() == [("one", None)]
 
 
 def test_a_fence_ends_after_the_writes_of_its_transfer(two: Two) -> None:
-    ticket = two.one.write(OTHER, KEY, EPOCH, [1], [b"a" * 8])
+    ticket = two.one.write(two.to_other, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
     two.one.fence(EPOCH)
 
     assert until(two.one.poll, 2) == [Written(EPOCH, ticket, True), FenceEnded(EPOCH)]
 
 
 def test_a_peer_that_closes_is_gone_on_the_other_side_once(two: Two) -> None:
-    two.one.send(OTHER, Abort(EPOCH))
-    two.other.send(ONE, Progress(EPOCH, 1))
-    until(two.other.receive)
-    until(two.one.receive)
     two.other.close()
 
-    assert until(two.one.receive) == [PeerGone(OTHER)]
-    ticket = two.one.write(OTHER, KEY, EPOCH, [1], [b"a" * 8])
+    assert until(two.one.receive) == [PeerGone(two.to_other)]
+    ticket = two.one.write(two.to_other, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
     assert until(two.one.poll) == [Written(EPOCH, ticket, False)]
     assert two.one.receive() == []
+    assert two.one.take_news()[-1] == ("other", KvLinkEnd.CLOSED)
+
+
+def test_one_that_connects_again_is_another_incarnation(two: Two) -> None:
+    address = two.one.address
+    assert address is not None
+    assert two.other.peer_at(address) == two.to_one
+    for session in list(two.other._sessions.values()):
+        session.end(KvLinkEnd.SILENT)
+    assert until(two.other.receive) == [PeerGone(two.to_one)]
+    assert until(two.one.receive) == [PeerGone(two.to_other)]
+    again = two.other.peer_at(address)
+    two.other.send(again, Abort(EPOCH))
+    (arrived,) = until(two.one.receive)
+
+    assert again != two.to_one
+    assert isinstance(arrived, Arrived)
+    assert arrived.peer.name == "other"
+    assert arrived.peer != two.to_other
 
 
 def test_nobody_listens(two: Two) -> None:
-    nobody = PeerId("nobody", 3)
-    two.one.knows(nobody, ("127.0.0.1", 1))
-    ticket = two.one.write(nobody, KEY, EPOCH, [1], [b"a" * 8])
+    nobody = two.other.peer_at(("127.0.0.1", 1))
 
-    assert until(two.one.poll) == [Written(EPOCH, ticket, False)]
-    assert until(two.one.receive) == [PeerGone(nobody)]
+    assert until(two.other.receive) == [PeerGone(nobody)]
+    ticket = two.other.write(nobody, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
+    assert until(two.other.poll) == [Written(EPOCH, ticket, False)]
 
 
-def test_an_incarnation_that_is_gone_does_not_come_back(two: Two) -> None:
-    two.one.send(OTHER, Abort(EPOCH))
-    until(two.other.receive)
-    two.one.close()
-    assert until(two.other.receive) == [PeerGone(ONE)]
-    again = TcpEndpoint(ONE, SECRET)
-    again.knows(OTHER, two.other.address)
-    again.write(OTHER, KEY, EPOCH, [1], [b"a" * 8])
+def test_more_blocks_than_may_be_on_their_way_fail_at_once() -> None:
+    endpoint = TcpEndpoint("one", KEY, patience=LinkPatience(staging_bytes=15))
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
+        peer = endpoint.peer_at(mute.getsockname()[:2])
+        endpoint.write(peer, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
+        second = endpoint.write(peer, MEMORY_KEY, EPOCH, [2], [b"a" * 8])
 
-    assert not until(again.poll)[0].ok  # type: ignore[union-attr]
-    assert two.memory.content[1] == bytes(8)
-    again.close()
+        assert endpoint.poll() == [Written(EPOCH, second, False)]
+        assert endpoint.staging_full == 1
+    endpoint.close()
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "why"),
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        pack(Kind.WRITE, KEY + bytes(20) + b"a" * 8),
-        pack(Kind.HELLO, b"\xc1"),
-        b"\x01\xff\xff\xff\xff",
+        (b"GET / HTTP/1.1\r\n\r\n", KvLinkEnd.GARBAGE),
+        (b"\x00\x00\x00\x01\xc1", KvLinkEnd.GARBAGE),
+        (b"\xff\xff\xff\xff", KvLinkEnd.GARBAGE),
+        (b"", KvLinkEnd.NOT_PROVEN),
     ],
-    ids=["http", "no hello", "no msgpack", "a frame without end"],
+    ids=["http", "no msgpack", "a frame without end", "nothing"],
 )
-def test_a_stranger_is_hung_up_on(two: Two, said: bytes) -> None:
-    with socket.create_connection(two.other.address, timeout=5) as stranger:
+def test_a_stranger_is_hung_up_on(two: Two, said: bytes, why: KvLinkEnd) -> None:
+    assert two.one.address is not None
+    with socket.create_connection(two.one.address, timeout=5) as stranger:
         stranger.sendall(said)
-        try:
-            answer = stranger.recv(1)
-        except ConnectionError:
-            answer = b""
+        with contextlib.suppress(OSError):
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
 
-    assert answer == b""
-    assert two.other.receive() == []
-    assert two.memory.content == [bytes(8)] * 4
+    assert until(lambda: list(two.one.take_strangers())) == [why]
+    assert two.one.receive() == []
 
 
-def test_another_secret_is_another_fleet(two: Two) -> None:
-    stranger = TcpEndpoint(PeerId("stranger", 4), b"guessed")
-    stranger.knows(OTHER, two.other.address)
-    stranger.write(OTHER, KEY, EPOCH, [1], [b"a" * 8])
+def test_another_key_is_another_fleet(two: Two) -> None:
+    stranger = TcpEndpoint("stranger", b"guessed", listen=None)
+    assert two.one.address is not None
+    peer = stranger.peer_at(two.one.address)
+    stranger.send(peer, Abort(EPOCH))
 
-    assert not until(stranger.poll)[0].ok  # type: ignore[union-attr]
-    assert two.memory.content[1] == bytes(8)
-    stranger.close()
+    assert until(stranger.receive) == [PeerGone(peer)]
+    assert stranger.take_news() == [(peer.name, KvLinkEnd.WRONG_KEY)]
+    assert until(lambda: list(two.one.take_strangers())) == [KvLinkEnd.WRONG_KEY]
+    assert two.one.receive() == []
+
+
+def test_a_bit_that_is_changed_on_the_way_ends_the_connection_and_lands_nowhere() -> None:
+    """A proxy in between flips one bit of a block."""
+    memory = Memory()
+    one = TcpEndpoint("one", KEY)
+    assert one.address is not None
+    with BitFlipper(one.address, b"a" * 8) as proxy:
+        other = TcpEndpoint("other", KEY, memory, MEMORY_KEY, lambda e, b: True, listen=None)
+        to_one = other.peer_at(proxy.address)
+        other.send(to_one, Abort(EPOCH))
+        (arrived,) = until(one.receive)
+        assert isinstance(arrived, Arrived)
+        ticket = one.write(arrived.peer, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
+
+        assert until(one.poll) == [Written(EPOCH, ticket, False)]
+        assert until(other.receive) == [PeerGone(to_one)]
+        assert other.take_news()[-1] == ("one", KvLinkEnd.FORGED)
+        assert memory.content == [bytes(8)] * 4
+    one.close()
+    other.close()

@@ -29,6 +29,7 @@ _DEATH = "test_tensor_parallel.py::test_the_death_of_a_rank_ends_the_step"
 
 SLOW = {
     "test_e2e_fleet.py::": "test_fleet_world.py::",
+    "test_e2e_disaggregated.py::": "test_real_transfer.py::",
     "test_shifted_clock.py::": "test_real_clocks.py::",
     "test_routed_verdict.py::test_each_twin_is_named": (
         "test_routed_verdict.py::test_a_slow_engine_is_named_by_the_gateways_diagnosis"

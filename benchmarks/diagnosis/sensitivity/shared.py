@@ -26,7 +26,7 @@ from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.facts.records import Fact, fact_ns
-from telemetry.requests.slo_policy import SloPolicy
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 Verdicts = list[tuple[int, Diagnosis]]
 Answer = TypeVar("Answer")
@@ -174,7 +174,7 @@ class _Judge:
         self._modules = frozenset[str]() if change is None else change.modules
         self._touches: dict[tuple[str, ...], bool] = {}
         self._applied = nullcontext if change is None else change.applied
-        shared = nullcontext() if fold is None else _replaced(Aggregator, lambda: fold)
+        shared = nullcontext() if fold is None else _replaced(Aggregator, lambda *_: fold)
         with self._applied(), shared:
             self.diagnoser = Diagnoser(baseline, policy)
 
@@ -265,9 +265,9 @@ def _run(
     changes: Sequence[Changes],
     memory: _Memory,
 ) -> list[_Judge]:
-    folded = Aggregator()
+    folded = Aggregator(record.policy or DEFAULT_POLICY)
     fold = SharedFold(folded)
-    with _replaced(Aggregator, lambda: folded):
+    with _replaced(Aggregator, lambda *_: folded):
         first = _Judge(None, baselines[0], record.policy, None)
     judges = [first]
     for change, baseline in zip(changes, baselines[1:], strict=True):

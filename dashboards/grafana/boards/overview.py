@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards.grafana.boards.kv_row import KV_ROW
 from dashboards.grafana.boards.slo import burn, good_share
 from dashboards.grafana.queries import highest, quantile, rate, samples, share, total
 from dashboards.grafana.spec import Board, Needs, Panel, Query, Row, Show
@@ -334,5 +335,5 @@ BOARD = Board(
     name="overview",
     title="phasescope / Overview",
     about="Are promises kept, by which replica are they not, and what is wrong.",
-    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY, _FLEET, _ATTACHED),
+    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY, _FLEET, KV_ROW, _ATTACHED),
 )

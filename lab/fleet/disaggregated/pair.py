@@ -75,17 +75,19 @@ class Pair:
     ) -> None:
         self.prefill = RealEngine(prefill, limits, clock)
         self.decode = RealEngine(decode, limits, clock)
+        self._source = PREFILL
         pool = self.decode.scheduler.pool
         self._ends_of_tcp: list[TcpEndpoint] = []
         p_end: TcpEndpoint | InProcessEndpoint
         d_end: TcpEndpoint | InProcessEndpoint
         if over == "tcp":
-            p_end = TcpEndpoint(PREFILL, _SECRET)
+            p_end = TcpEndpoint("prefill", _SECRET)
             d_end = TcpEndpoint(
-                DECODE, _SECRET, decode.memory, _KEY, lambda e, block: pool.epoch_of(block) == e
-            )
-            p_end.knows(DECODE, d_end.address)
-            d_end.knows(PREFILL, p_end.address)
+                "decode", _SECRET, decode.memory, _KEY,
+                lambda e, block: pool.epoch_of(block) == e, listen=None,
+            )  # fmt: skip
+            assert p_end.address is not None
+            self._source = d_end.peer_at(p_end.address)
             self._ends_of_tcp = [p_end, d_end]
         else:
             hub = InProcessHub()
@@ -118,7 +120,7 @@ class Pair:
         """Decode a sequence, whose prompt the other engine computes if `remote`."""
         if remote:
             epoch = self._epochs.next()
-            self._decoding.start(replace(submit, receives_kv=epoch), PREFILL)
+            self._decoding.start(replace(submit, receives_kv=epoch), self._source)
         else:
             self.decode.inbox.put(submit)
 

@@ -71,7 +71,9 @@ async def _serve(
     tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, clock)
     stages.end(StartStage.TOKENIZER)
     policy = RoutingPolicy(config.fleet.routing)
-    client = FleetClient(membership, lane, clock, model.name, digest_of(vocabulary), policy)
+    client = FleetClient(
+        membership, lane, clock, model.name, digest_of(vocabulary), policy, config.fleet.split
+    )
     live, handlers = set[str](), dict[str, LiveRequest]()
     connections, counts, wire = ConnectionCounts(), IngestCounts(), WireTime()
     replicas = ReplicaLatency()

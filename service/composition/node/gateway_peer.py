@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from service.composition.node.accounts import Accounts
 from service.composition.node.remote_sequence import RemoteSequence
-from service.composition.node.submits import about_of, for_engine
+from service.composition.node.submits import about_of, elsewhere, for_engine, split_of
 from service.engine.inbox import Pause, Resume
 from service.engine.plan import Emission
 from service.fleet.wire import messages
@@ -23,6 +23,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import GrammarCompiled, SequenceAdmitted, SequenceQueued
+from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen
 from telemetry.facts.fleet_records import RemoteAccount
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
@@ -62,6 +63,10 @@ class Node(Protocol):
 
     def began(self, sequence: RemoteSequence) -> None:
         """Know a live sequence, and give it the request id that it has here."""
+        ...
+
+    def split(self, fact: KvSplitChosen) -> None:
+        """Record where a sequence's prompt is computed, before it is submitted."""
         ...
 
     def over(self, sequence: RemoteSequence) -> None: ...
@@ -168,6 +173,10 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             return
         sequence.submitted()
         command = for_engine(submit, sequence.seq_id, self.read_ns)
+        if submit.prefill is not None:
+            node.split(split_of(submit, submit.prefill, sequence.seq_id, self.read_ns))
+            if submit.prefill.is_remote:
+                client.send(elsewhere(submit, submit.prefill, sequence.seq_id, sequence.request_id))
         client.submit(command, self._output, about_of(submit, sequence.request_id))
 
     def _refusal(self, submit: messages.RemoteSubmit) -> tuple[EndReason | None, str | None]:

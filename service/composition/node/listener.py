@@ -18,7 +18,9 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import Drain, LiveRequest
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen
 from telemetry.facts.recorder import Lane
+from telemetry.metrics.kv_metrics import KvMetrics
 
 MOST_CONNECTIONS = 256
 _TICK_S = 0.1
@@ -39,6 +41,7 @@ class NodeListener:
         vocab_tokens: int,
         handlers: dict[str, LiveRequest],
         drain: Drain,
+        role: str = "any",
     ) -> None:
         """`handlers` are the live sequences by request id; a drain waits until there are none."""
         self.clock, self.client, self.lane, self.key = clock, client, lane, key
@@ -47,11 +50,14 @@ class NodeListener:
         self.accounts = Accounts()
         self.loads = LoadFold()
         self._handlers, self._drain = handlers, drain
+        self._role = role
         self._peers: set[GatewayPeer] = set()
         self._started: EngineStarted | None = None
         self._incarnation = 0
         self._connections = 0
         self._told: messages.EngineIs | None = None
+        self.kv = KvMetrics()
+        self._rates = messages.KvRates(bytes_per_ns=None, digest_byte_ns=None)
         self._load: messages.Load | None = None
         self._ticks = 0
 
@@ -88,6 +94,19 @@ class NodeListener:
             ready=self.client.ready and not self.is_draining,
             draining=self.is_draining,
             why="the node is shutting down" if self.is_draining else why,
+            kv=self._kv_offer(),
+        )
+
+    def _kv_offer(self) -> messages.KvOffer | None:
+        """What the engine that runs has said of exchanging KV."""
+        offered, started = self.client.kv_offered, self._started
+        if offered is None or started is None or not offered.layout:
+            return None
+        return messages.KvOffer(
+            layout=offered.layout,
+            token_bytes=offered.block_bytes // started.block_tokens,
+            role=self._role,
+            port=offered.port,
         )
 
     # What connections tell
@@ -95,6 +114,7 @@ class NodeListener:
     def joined(self, peer: GatewayPeer) -> None:
         self._peers.add(peer)
         peer.report(self.loads.load())
+        peer.send(self._rates)
 
     def left(self, peer: GatewayPeer) -> None:
         self._connections -= 1
@@ -106,6 +126,10 @@ class NodeListener:
             request_id = f"{sequence.wanted_id}-{secrets.token_hex(4)}"
         sequence.request_id = request_id
         self._handlers[request_id] = sequence
+
+    def split(self, fact: KvSplitChosen) -> None:
+        self.lane.append(fact)
+        self.kv.take([fact])
 
     def over(self, sequence: RemoteSequence) -> None:
         self._handlers.pop(sequence.request_id, None)
@@ -130,6 +154,7 @@ class NodeListener:
         now, self._ticks = self.engine_is(), self._ticks + 1
         if now != self._told:
             self.tell_all(now)
+        self._tell_rates()
         load = self.loads.load()
         is_due = self._ticks % _LOAD_TICKS == 0 or load != self._load
         self._load = load
@@ -139,6 +164,16 @@ class NodeListener:
                 peer.report(load)
             if now_ns - peer.heard_ns > SILENT_S * 1e9:
                 peer.drop(Fault.SILENT)
+
+    def _tell_rates(self) -> None:
+        measured = self.kv.rates
+        rates = messages.KvRates(
+            bytes_per_ns=measured.bytes_per_ns, digest_byte_ns=measured.digest_byte_ns
+        )
+        if rates != self._rates:
+            self._rates = rates
+            for peer in list(self._peers):
+                peer.send(rates)
 
     def tell_all(self, now: messages.EngineIs) -> None:
         self._told = now

@@ -13,12 +13,14 @@ from starlette.types import ASGIApp
 from service.composition.clients.state import clients_state
 from service.composition.logs import Say
 from service.composition.node.listener import NodeListener, identity
+from service.composition.node.prompts import PromptsForOthers
 from service.composition.recording import dump_on_signal
 from service.composition.serving import SWITCH_S, Start, end_engine, read_tokenizer
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ConfigError, ServeConfig
+from service.engine.inbox import Cancel
 from service.engine.vocabulary import Vocabulary
 from service.fleet.wire.families import node_families
 from service.gateway.engine_client.client import EngineClient
@@ -35,6 +37,7 @@ from service.gateway.routes.peer_routes import peer_routes
 from service.gateway.routes.route_table import DESCRIPTIONS
 from service.gateway.server import run_gateway
 from service.gateway.server_state import Drain, LiveRequest
+from service.process.frames import KvLaunch
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
 from telemetry.facts.recorder import Lane
@@ -86,6 +89,8 @@ class _Node:
         self._lane = Lane(source=FactSource.GATEWAY)
         self._engine_lane = Lane(source=FactSource.ENGINE)
         self._client = EngineClient(self._engine_lane, say)
+        name = config.node.name or config.node.listen
+        self._client.kv_launch = KvLaunch(name, key, config.node.kv_address)
         self._handlers: dict[str, LiveRequest] = {}
         self._drain = Drain()
 
@@ -150,6 +155,7 @@ class _Node:
             len(vocabulary.token_bytes),
             self._handlers,
             self._drain,
+            config.node.role,
         )
 
     def _telemetry(
@@ -166,6 +172,7 @@ class _Node:
             more=lambda: [
                 *connection_families(connections),
                 *node_families(listener.counts, listener.gateways),
+                *listener.kv.families(),
             ],
             watch_host=config.engine.watch_host,
             told=(listener.accounts.on_timeline,),
@@ -174,10 +181,18 @@ class _Node:
             config, self._clock, observed, port_of(self._http), Steered(config, client)
         )
         probe, loads = client.on_frame, listener.loads
+        prompts = PromptsForOthers(
+            self._lane,
+            self._handlers,
+            listener.welcome.model,
+            lambda seq_id, reason: client.send(Cancel(seq_id, reason)),
+        )
 
         def on_frame(facts: Sequence[Fact]) -> None:
             probe(facts)
             loads.take(facts)
+            prompts.take(facts)
+            listener.kv.take(facts)
 
         client.on_frame = on_frame
         return telemetry

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from service.engine.inbox import Submit
+from service.fleet.transfer.messages import About
 from service.fleet.wire import messages
 from service.gateway.engine_client.request_about import RequestAbout
+from service.process import frames
+from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen, Way
 
 
 def about_of(submit: messages.RemoteSubmit, request_id: str) -> RequestAbout:
@@ -19,6 +22,42 @@ def about_of(submit: messages.RemoteSubmit, request_id: str) -> RequestAbout:
         operation=about.operation,
         sequence=about.choice,
         sequences=about.choices,
+    )
+
+
+def split_of(
+    submit: messages.RemoteSubmit, at: messages.PrefillAt, seq_id: int, read_ns: int
+) -> KvSplitChosen:
+    """The gateway's choice as a fact of this node."""
+    return KvSplitChosen(
+        seq_id=seq_id,
+        at_ns=read_ns,
+        prompt_tokens=len(submit.prompt),
+        cached_tokens=at.cached_tokens,
+        remote_cached_tokens=at.remote_cached_tokens,
+        way=Way.REMOTE if at.is_remote else Way.LOCAL,
+        local_ns=at.local_ns,
+        harm_ns=at.harm_ns,
+        remote_ns=at.remote_ns,
+        exposed_ns=at.exposed_ns,
+    )
+
+
+def elsewhere(
+    submit: messages.RemoteSubmit, at: messages.PrefillAt, seq_id: int, request_id: str
+) -> frames.PrefillElsewhere:
+    """Where the engine gets the KV of the prompt from."""
+    about = submit.about
+    return frames.PrefillElsewhere(
+        seq_id,
+        at.host,
+        at.port,
+        About(
+            request_id=request_id,
+            trace_id=about.trace_id,
+            span_id=about.span_id,
+            sampled=about.sampled,
+        ),
     )
 
 

@@ -24,6 +24,15 @@ class CacheBlocks:
         self._sizes = [_block_bytes(whole) for whole in cache.storage]
         self.block_bytes = sum(self._sizes)
 
+    @property
+    def layout(self) -> str:
+        """In words what the bytes of a block are; two caches of the same words and the same model
+        have blocks that mean the same."""
+        return "; ".join(
+            f"{str(whole.dtype).removeprefix('torch.')} {list(whole.shape[:2] + whole.shape[3:])}"
+            for whole in self._storage
+        )
+
     def read(self, block: int) -> bytes:
         """The block's bytes, copied. Raises IndexError."""
         self._check(block)

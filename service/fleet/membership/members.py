@@ -13,17 +13,21 @@ MOST_MEMBERS = 1024
 class Role(StrEnum):
     """What an engine is for."""
 
-    ANY = "any"  # prompts and outputs
+    ANY = "any"  # prompts and outputs; what its node says counts
+    PREFILL = "prefill"  # prompts, whose KV it sends to others; outputs where no other engine is
+    DECODE = "decode"  # outputs, and prompts that no other engine computes
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine node. A draining one gets no new requests; its own go on."""
+    """One engine node. A draining one gets no new requests; its own go on. Other engines get KV
+    from it at `kv_address`; None: at its host, and the port that its node says."""
 
     name: str
     host: str
     port: int
     role: Role = Role.ANY
     draining: bool = False
+    kv_address: tuple[str, int] | None = None
 
 
 class Membership(Protocol):

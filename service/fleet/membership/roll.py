@@ -73,15 +73,19 @@ def write_engines(path: Path, key_file: Path, members: Mapping[str, Member]) -> 
     """The file of `static_file` with these members, exchanged at once. Raises OSError."""
     lines = [f"key_file = {_quoted(str(key_file))}", "[engines]"]
     for name, one in members.items():
-        host = f"[{one.host}]" if ":" in one.host else one.host
-        lines += [f"[engines.{_quoted(name)}]", f"address = {_quoted(f'{host}:{one.port}')}"]
+        lines += [f"[engines.{_quoted(name)}]", f"address = {_address(one.host, one.port)}"]
         lines += [f"role = {_quoted(one.role.value)}"]
         lines += ["draining = true"] if one.draining else []
+        lines += [f"kv_address = {_address(*one.kv_address)}"] if one.kv_address else []
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
     ) as file:
         file.write("\n".join([*lines, ""]))
     os.replace(file.name, path)
+
+
+def _address(host: str, port: int) -> str:
+    return _quoted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 def _quoted(text: str) -> str:

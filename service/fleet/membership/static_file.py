@@ -8,6 +8,8 @@
     [engines.second]
     address = "10.0.0.2:9100"
     draining = true                 # no new requests
+    role = "prefill"                # else what its node says
+    kv_address = "10.0.0.9:9200"    # where other engines get KV from it, as the end of a tunnel
 
 The file is read again when it has changed, so engines can be added, drained and removed while the
 gateway runs. The key is read once.
@@ -36,6 +38,7 @@ class _Engine(msgspec.Struct, forbid_unknown_fields=True):
     address: str
     role: Role = Role.ANY
     draining: bool = False
+    kv_address: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,5 +99,15 @@ def _members(file: _File) -> dict[str, Member]:
         if not 0 < len(name) <= _NAME_CHARACTERS:
             raise ConfigError(f"--engines: a name has 1 to {_NAME_CHARACTERS} characters")
         host, port = address_of(one.address, f"--engines: address of {name}")
-        found[name] = Member(name=name, host=host, port=port, role=one.role, draining=one.draining)
+        kv_address = None
+        if one.kv_address is not None:
+            kv_address = address_of(one.kv_address, f"--engines: kv_address of {name}")
+        found[name] = Member(
+            name=name,
+            host=host,
+            port=port,
+            role=one.role,
+            draining=one.draining,
+            kv_address=kv_address,
+        )
     return found

@@ -31,7 +31,7 @@ _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 _Flags = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=1024)]
 _Group = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}$")]
-OF_ENGINES = frozenset({"listen", "key_file", "node_name", "uds"})
+OF_ENGINES = frozenset({"listen", "key_file", "node_name", "role", "uds"})
 OF_GATEWAYS = frozenset({"engines", "uds", "ssl_certfile", "ssl_keyfile", "gateways"})
 _OF_BOTH = frozenset({"model", "host", "port", "drain_timeout"})
 
@@ -105,6 +105,7 @@ def engine_command(plan: Plan, group: str, name: str, listen: str, port: int) ->
     """`phasescope engine` with everything that it needs; `port` is of its HTTP server."""
     of = plan.engines[group]
     fixed = ["--listen", listen, "--key-file", plan.key_file, "--node-name", name]
+    fixed += ["--role", of.role.value]
     return [*_program("engine"), *fixed, *_common(plan, of.host, port), *of.flags]
 
 

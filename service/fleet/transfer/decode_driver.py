@@ -25,7 +25,7 @@ from service.fleet.transfer.actions import (
 )
 from service.fleet.transfer.decode_side import DecodeEvent, DecodeSide, corrupt_blocks
 from service.fleet.transfer.digests import block_digest
-from service.fleet.transfer.messages import PeerId
+from service.fleet.transfer.messages import About, PeerId
 from service.fleet.transfer.transport import BlockMemory, MessageLink
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceEnded
@@ -76,13 +76,15 @@ class DecodeDriver:
         self._record = record
         self._epochs: dict[int, int] = {}  # by sequence
 
-    def start(self, submit: Submit, peer: PeerId) -> None:
+    def start(self, submit: Submit, peer: PeerId, about: About | None = None) -> None:
         """Submit a sequence whose prompt `peer` computes, in transfer `submit.receives_kv`."""
         self._epochs[submit.seq_id] = submit.receives_kv
-        self._do(self.side.start(submit, peer))
+        self._do(self.side.start(submit, peer, about))
 
     def after_step(self, facts: Iterable[Fact]) -> None:
         """What the engine recorded since the last call."""
+        if not self._epochs:
+            return
         for fact in facts:
             event = self._event(fact)
             if event is not None:

@@ -44,6 +44,7 @@ from service.fleet.transfer.actions import (
 from service.fleet.transfer.digests import corrupt_places, total_digest
 from service.fleet.transfer.messages import (
     Abort,
+    About,
     Accepted,
     Begin,
     Failed,
@@ -87,6 +88,7 @@ class Receiving:
 
     peer: PeerId
     submit: Submit
+    about: About | None = None
     state: DecodeState = DecodeState.RESERVING
     skip_blocks: int = 0
     blocks: tuple[int, ...] = ()
@@ -129,12 +131,12 @@ class DecodeSide:
         ]
         return min(times, default=None)
 
-    def start(self, submit: Submit, peer: PeerId) -> list[Action]:
+    def start(self, submit: Submit, peer: PeerId, about: About | None = None) -> list[Action]:
         """Let `peer` compute the prompt of a sequence, in transfer `submit.receives_kv`."""
         epoch = submit.receives_kv
         assert epoch > 0, "a transfer needs an epoch"
         assert epoch not in self._open, f"transfer {epoch} was started twice"
-        self._open[epoch] = Receiving(peer, submit)
+        self._open[epoch] = Receiving(peer, submit, about)
         return [Tell(submit)]
 
     def take(self, event: DecodeEvent, now_ns: int) -> list[Action]:
@@ -315,7 +317,8 @@ class DecodeSide:
             deadline_ns=None,
             first_token_by_ns=None,
         )
-        return Begin(one.epoch, submit, self._layout, one.skip_blocks, one.blocks, self._memory)
+        layout, memory = self._layout, self._memory
+        return Begin(one.epoch, submit, layout, one.skip_blocks, one.blocks, memory, one.about)
 
     def _fence(self, one: Receiving, now_ns: int) -> list[Action]:
         one.state = DecodeState.FENCING

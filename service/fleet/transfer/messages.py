@@ -16,6 +16,8 @@ they are answered; each answer is true for ever once it was said.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from service.engine.inbox import Submit
@@ -32,6 +34,16 @@ class PeerId(msgspec.Struct, frozen=True, order=True):
 
     name: str
     incarnation: int
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What the request of a prompt is in traces, so that what the other engine does for it has its
+    spans in the same tree."""
+
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=160)]
+    trace_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    span_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    sampled: bool | None = None
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -54,6 +66,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     skip_blocks: int
     blocks: tuple[int, ...]
     memory: bytes
+    about: About | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

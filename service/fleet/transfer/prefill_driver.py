@@ -58,12 +58,16 @@ class PrefillDriver:
         self._record = record
         self._epochs: dict[int, int] = {}  # by sequence
         self._first: dict[int, Sample] = {}
+        self._begun: list[Submit] = []
 
     def after_step(self, emissions: list[Emission], facts: Iterable[Fact]) -> list[Emission]:
         """What one iteration gave; returns the emissions that are not of transfers."""
+        taken = self._sent.take_computed()
+        if not taken and not self._epochs:
+            return emissions
         facts = list(facts)
-        stepped = _stepped(facts)
-        for computed in self._sent.take_computed():
+        stepped = _stepped(facts) if taken else {}
+        for computed in taken:
             self.take(self._chunk(computed, stepped.get(computed.seq_id)))
         others: list[Emission] = []
         for emission in emissions:
@@ -76,6 +80,11 @@ class PrefillDriver:
                 epoch, first = self._epochs.pop(fact.seq_id), self._first.pop(fact.seq_id, None)
                 self.take(PromptEnded(epoch, fact.reason, first))
         return others
+
+    def take_begun(self) -> list[Submit]:
+        """What was put into the inbox since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def poll(self) -> None:
         """Messages and writes that came to an end, and what is due."""
@@ -118,6 +127,7 @@ class PrefillDriver:
         command = action.command
         if isinstance(command, Submit):
             self._epochs[command.seq_id] = command.sends_kv
+            self._begun.append(command)
         self._inbox.put(command)
 
     def _push(self, push: Push) -> PushBegun:

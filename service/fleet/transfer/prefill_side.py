@@ -54,7 +54,7 @@ from service.fleet.transfer.messages import (
 )
 from service.fleet.transfer.remote_parts import remote_parts
 from service.fleet.transfer.sending import PrefillPatience, PrefillState, Pushing, Sending
-from telemetry.facts.fleet.kv_transfer_records import KvChunkPushed, KvFault
+from telemetry.facts.fleet.kv_transfer_records import KvChunkPushed, KvFault, KvPromptTaken
 from telemetry.facts.reasons import EndReason, Outcome
 
 PrefillEvent = Arrived | PeerGone | ChunkComputed | PromptEnded | PushBegun | PushEnded | FenceEnded
@@ -173,7 +173,7 @@ class PrefillSide:
         one = Sending(peer, begin, submit.seq_id, now_ns, expires_ns)
         one.pushed_blocks = one.arrived_blocks = begin.skip_blocks
         self._open[epoch] = one
-        return [Tell(submit)]
+        return [*_taken(one, now_ns), Tell(submit)]
 
     def _chunk(self, one: Sending, event: ChunkComputed) -> list[Action]:
         if one.state is not PrefillState.COMPUTING:
@@ -301,3 +301,23 @@ class PrefillSide:
 
     def _seen_of(self, peer: PeerId) -> SeenEpochs:
         return self._seen.setdefault(peer, SeenEpochs())
+
+
+def _taken(one: Sending, now_ns: int) -> list[Action]:
+    """The record of a request that is known in traces."""
+    submit, about = one.begin.submit, one.begin.about
+    if about is None:
+        return []
+    fact = KvPromptTaken(
+        seq_id=one.seq_id,
+        at_ns=now_ns,
+        epoch=one.epoch,
+        engine=one.peer.name,
+        prompt_tokens=len(submit.prompt),
+        request_id=about.request_id,
+        trace_id=about.trace_id,
+        span_id=about.span_id,
+        sampled=about.sampled,
+        tenant=submit.tenant,
+    )
+    return [Note(fact)]

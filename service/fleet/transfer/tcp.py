@@ -1,24 +1,24 @@
-"""Blocks and messages over TCP, with threads: for tests, for one machine, and as what a transport
-has to promise. A connection goes one way and carries acknowledgements back; two engines that talk
-have two.
+"""Blocks and messages over TCP, with threads. The decode side connects; one connection carries both
+directions. It is authenticated and sealed as frames between gateways and nodes are, and not
+encrypted (`tcp_frames`).
 
-A block that comes is written only if its key opens this memory, and its epoch may write that block
-now (`may_write`): the quarantine is what keeps a late write from somebody's block, and this is the
-second lock on the same door. What is not acknowledged within `timeout_s` ends the connection, and
+Each connection is an incarnation of its peer (`PeerId`): when it has ended the peer is gone, and
+one that connects again is another. A block that comes is written only if its key opens this memory,
+and its epoch may write that block now (`may_write`): the quarantine is what keeps a late write from
+somebody's block, and this is the second lock on the same door. A peer that is silent is gone, and
 with it everything that was on its way.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import socket
-import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from queue import Empty, Full, Queue
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -26,87 +26,118 @@ from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
 from service.fleet.transfer.tcp_frames import (
     ACK,
-    MAX_HELLO_BYTES,
     WRITE,
-    FrameError,
-    Hello,
     Kind,
-    pack,
-    read_frame,
+    LinkError,
+    Sealed,
+    accepted,
+    connected,
 )
+from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
 from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEvent, Written
+from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
 KEY_BYTES = 16
-_MAX_QUEUED_FRAMES = 4096
-_MAX_WAITING_MESSAGES = 65_536
-_MAX_CONNECTIONS = 1024
+_MOST_CONNECTIONS = 256
+_MOST_NEWS = 1024
+_INCARNATION_BITS = 53  # fits a double, as JSON readers have them
 _ENCODER = msgspec.msgpack.Encoder()
-_HELLO = msgspec.msgpack.Decoder(Hello)
 _MESSAGE = msgspec.msgpack.Decoder(Message)
 
-
-@dataclass(slots=True)
-class _Outgoing:
-    """A connection that this engine has opened."""
-
-    connection: socket.socket
-    frames: Queue[bytes | None] = field(default_factory=lambda: Queue(_MAX_QUEUED_FRAMES))
+LinkNews = tuple[str, KvLinkEnd | None]
+"""The name of a peer, and why its connection has ended; None: it was proved."""
 
 
 @dataclass(slots=True)
 class _Write:
-    peer: PeerId
+    session: TcpSession | None
     epoch: int
     left: int
+    bytes: int
     ok: bool = True
 
 
 class TcpEndpoint:
-    """One engine; implements `KvTransport` and `MessageLink`. Its memory is opened by `key`."""
+    """One engine; implements `KvTransport`, `MessageLink` and `tcp_session.Owner`. Its memory is
+    opened by `memory_key`. `wake` is called, in any thread, when `receive`, `poll` or `take_news`
+    have something. Without `listen` nobody connects to it."""
 
     def __init__(
         self,
-        own: PeerId,
-        secret: bytes,
+        name: str,
+        key: bytes,
         memory: BlockMemory | None = None,
-        key: bytes = bytes(KEY_BYTES),
+        memory_key: bytes = bytes(KEY_BYTES),
         may_write: Callable[[int, int], bool] = lambda epoch, block: False,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        timeout_s: float = 10.0,
+        listen: tuple[str, int] | None = ("127.0.0.1", 0),
+        wake: Callable[[], None] = lambda: None,
+        patience: LinkPatience | None = None,
     ) -> None:
         """Raises OSError if the address cannot be had."""
-        assert len(key) == KEY_BYTES, len(key)
-        self._own, self._secret, self._timeout_s = own, secret, timeout_s
-        self._memory, self._key, self._may_write = memory, key, may_write
+        assert len(memory_key) == KEY_BYTES, len(memory_key)
+        self._name, self._key, self._wake = name, key, wake
+        self._memory, self._memory_key, self._may_write = memory, memory_key, may_write
+        self._patience = patience or LinkPatience()
         self._lock = threading.Lock()
-        self._came: deque[LinkEvent] = deque()
+        self._came: deque[tuple[LinkEvent, int]] = deque()
         self._done: deque[TransportEvent] = deque()
-        self._addresses: dict[PeerId, tuple[str, int]] = {}
-        self._outgoing: dict[PeerId, _Outgoing] = {}
-        self._incoming: dict[PeerId, socket.socket] = {}
+        self._news: deque[LinkNews] = deque(maxlen=_MOST_NEWS)
+        self._sessions: dict[PeerId, TcpSession] = {}
+        self._by_address: dict[tuple[str, int], TcpSession] = {}
+        self._names: dict[PeerId, str] = {}
         self._writes: dict[int, _Write] = {}
         self._fences: set[int] = set()
-        self._gone: set[PeerId] = set()
-        self._tickets = 0
-        self._served = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self.refused_writes = 0
-        self._listener = socket.create_server((host, port))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._start(self._accept)
+        self._tickets = self._staged_bytes = self._waiting_bytes = 0
+        self._is_closed = False
+        self.refused_writes = self.staging_full = 0
+        self.strangers: Counter[KvLinkEnd] = Counter()
+        self._listener = None if listen is None else _listening(*listen)
+        self.address: tuple[str, int] | None = None
+        if self._listener is not None:
+            self.address = self._listener.getsockname()[:2]
+            self._start(self._accept, self._listener)
 
-    def knows(self, peer: PeerId, address: tuple[str, int]) -> None:
-        """Where a peer listens."""
-        self._addresses[peer] = address
+    def peer_at(self, address: tuple[str, int]) -> PeerId:
+        """The engine that listens there, by a connection that is there or is being made; PeerGone
+        comes if it cannot be."""
+        with self._lock:
+            known = self._by_address.get(address)
+            if known is not None and known.why is None:
+                return known.peer
+            host, port = address
+            peer = PeerId(f"{host}:{port}", secrets.randbits(_INCARNATION_BITS))
+            session = TcpSession(peer, self, self._patience)
+            self._sessions[peer] = self._by_address[address] = session
+        connect = partial(socket.create_connection, address, timeout=self._patience.proof_s)
+        self._start(session.run, connect, self._prove_ours)
+        return peer
 
     def send(self, peer: PeerId, message: Message) -> None:
-        self._enqueue(peer, pack(Kind.MESSAGE, _ENCODER.encode(message)))
+        session = self._sessions.get(peer)
+        if session is not None:
+            session.enqueue(Kind.MESSAGE, _ENCODER.encode(message))
 
     def receive(self) -> list[LinkEvent]:
-        return [self._came.popleft() for _ in range(len(self._came))]
+        found: list[LinkEvent] = []
+        for _ in range(len(self._came)):
+            event, size = self._came.popleft()
+            with self._lock:
+                self._waiting_bytes -= size
+            found.append(event)
+        return found
 
     def poll(self) -> list[TransportEvent]:
         return [self._done.popleft() for _ in range(len(self._done))]
+
+    def take_news(self) -> list[LinkNews]:
+        """Connections that were proved or have ended since the last call."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def take_strangers(self) -> Counter[KvLinkEnd]:
+        """Connections since the last call that proved nothing."""
+        with self._lock:
+            found, self.strangers = self.strangers, Counter()
+        return found
 
     def write(
         self,
@@ -116,14 +147,20 @@ class TcpEndpoint:
         targets: Sequence[int],
         data: Sequence[bytes],
     ) -> int:
+        size = sum(map(len, data))
         with self._lock:
             self._tickets += 1
-            ticket = self._tickets
-            self._writes[ticket] = _Write(peer, epoch, len(targets))
+            ticket, session = self._tickets, self._sessions.get(peer)
+            is_full = self._staged_bytes + size > self._patience.staging_bytes
+            write = self._writes[ticket] = _Write(session, epoch, len(targets), size)
+            self._staged_bytes += size
+            if session is None or session.why is not None or is_full:
+                self.staging_full += is_full
+                write.ok = False
+                self._finish(ticket, write)
+                return ticket
         for block, content in zip(targets, data, strict=True):
-            head = WRITE.pack(memory, epoch, ticket, block)
-            if not self._enqueue(peer, pack(Kind.WRITE, head, content)):
-                break
+            session.enqueue(Kind.WRITE, WRITE.pack(memory, epoch, ticket, block), content)
         return ticket
 
     def fence(self, epoch: int) -> None:
@@ -133,144 +170,92 @@ class TcpEndpoint:
 
     def close(self) -> None:
         """Close every connection; peers see this engine as gone."""
-        self._listener.close()
+        self._is_closed = True
+        if self._listener is not None:
+            self._listener.close()
+        for session in list(self._sessions.values()):
+            session.end(KvLinkEnd.SHUT_DOWN)
+
+    # What sessions tell, in their threads
+
+    def proved(self, session: TcpSession, peer: str) -> None:
         with self._lock:
-            peers = [*self._outgoing, *self._incoming]
-        for peer in set(peers):
-            self._lose(peer)
+            if not session.peer.name:  # it has connected to this engine
+                del self._sessions[session.peer]
+                session.peer = PeerId(peer, session.peer.incarnation)
+                self._sessions[session.peer] = session
+            self._names[session.peer] = peer
+        self._news.append((peer, None))
+        self._wake()
 
-    # Opening
+    def took(self, session: TcpSession, kind: Kind, body: memoryview) -> None:
+        match kind:
+            case Kind.MESSAGE:
+                with self._lock:
+                    self._waiting_bytes += len(body)
+                    if self._waiting_bytes > self._patience.waiting_bytes:
+                        self._waiting_bytes -= len(body)
+                        raise LinkError(KvLinkEnd.BACKLOG)
+                self._came.append((Arrived(session.peer, _MESSAGE.decode(body)), len(body)))
+                self._wake()
+            case Kind.WRITE:
+                session.enqueue(Kind.ACK, self._land(body))
+            case Kind.ACK:
+                self._acknowledged(session, *ACK.unpack(body))
+            case Kind.PING:
+                pass
 
-    def _enqueue(self, peer: PeerId, frame: bytes) -> bool:
-        """Queue a frame; False if the peer is gone, or as slow as if it were."""
-        outgoing = self._outgoing.get(peer) or self._open(peer)
-        if outgoing is None:
-            return False
-        try:
-            outgoing.frames.put_nowait(frame)
-        except Full:
-            self._lose(peer)
-            return False
-        return True
-
-    def _open(self, peer: PeerId) -> _Outgoing | None:
-        address = self._addresses.get(peer)
-        if peer in self._gone or address is None:
-            self._lose(peer)
-            return None
-        try:
-            connection = socket.create_connection(address, timeout=self._timeout_s)
-        except OSError:
-            self._lose(peer)
-            return None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        outgoing = self._outgoing[peer] = _Outgoing(connection)
-        hello = _ENCODER.encode(Hello(self._own, self._secret))
-        outgoing.frames.put_nowait(pack(Kind.HELLO, hello))
-        self._start(self._send_frames, peer, outgoing)
-        self._start(self._read_acks, peer, outgoing)
-        return outgoing
-
-    def _start(self, work: Callable[..., None], *given: object) -> None:
-        threading.Thread(target=work, args=given, daemon=True, name="phasescope-kv").start()
-
-    # Threads of connections that this engine has opened
-
-    def _send_frames(self, peer: PeerId, outgoing: _Outgoing) -> None:
-        try:
-            while (frame := outgoing.frames.get()) is not None:
-                outgoing.connection.sendall(frame)
-        except OSError:
-            self._lose(peer)
-
-    def _read_acks(self, peer: PeerId, outgoing: _Outgoing) -> None:
-        try:
-            while True:
-                try:
-                    kind, body = read_frame(outgoing.connection)
-                except TimeoutError:
-                    if self._has_writes(peer):
-                        raise
-                    continue
-                if kind is not Kind.ACK or len(body) != ACK.size:
-                    raise FrameError(f"a frame of kind {kind} where an acknowledgement belongs")
-                self._acknowledged(*ACK.unpack(body))
-        except (OSError, FrameError):
-            self._lose(peer)
-
-    def _has_writes(self, peer: PeerId) -> bool:
+    def ended(self, session: TcpSession) -> None:
+        assert session.why is not None
         with self._lock:
-            return any(write.peer == peer for write in self._writes.values())
-
-    def _acknowledged(self, ticket: int, ok: int) -> None:
-        with self._lock:
-            write = self._writes.get(ticket)
-            if write is None:
+            self._sessions.pop(session.peer, None)
+            for address in [a for a, one in self._by_address.items() if one is session]:
+                del self._by_address[address]
+            for ticket in [t for t, write in self._writes.items() if write.session is session]:
+                self._writes[ticket].ok = False
+                self._finish(ticket, self._writes[ticket])
+            name = self._names.pop(session.peer, session.peer.name)
+            if not session.peer.name:
+                self.strangers[session.why] += 1
                 return
-            write.ok = write.ok and bool(ok)
-            write.left -= 1
-            if not write.left:
-                self._finish(ticket, write)
+        self._news.append((name, session.why))
+        self._came.append((PeerGone(session.peer), 0))
+        self._wake()
 
-    # Threads of connections that a peer has opened
+    # Its own work
 
-    def _accept(self) -> None:
+    def _prove_ours(self, connection: socket.socket) -> Sealed:
+        return connected(connection, self._key, self._name)
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return  # closed
-            if self._served.acquire(blocking=False):
-                self._start(self._serve, connection)
-            else:
-                connection.close()
-
-    def _serve(self, connection: socket.socket) -> None:
-        """Read one connection to its end. When this returns nothing of it is written any more."""
-        peer = None
-        try:
-            connection.settimeout(self._timeout_s)
-            peer = self._greet(connection)
-            connection.settimeout(None)
-            while True:
-                kind, body = read_frame(connection)
-                if len(self._came) > _MAX_WAITING_MESSAGES:
-                    raise FrameError("more messages than anybody reads")
-                if kind is Kind.MESSAGE:
-                    self._came.append(Arrived(peer, _MESSAGE.decode(body)))
-                elif kind is Kind.WRITE:
-                    connection.sendall(pack(Kind.ACK, self._land(body)))
+            peer = PeerId("", secrets.randbits(_INCARNATION_BITS))  # its name is in the proof
+            session = TcpSession(peer, self, self._patience)
+            with self._lock:
+                is_full = self._is_closed or len(self._sessions) >= _MOST_CONNECTIONS
+                if is_full:
+                    self.strangers[KvLinkEnd.TOO_MANY] += 1
                 else:
-                    raise FrameError(f"a frame of kind {kind} where it does not belong")
-        except (OSError, FrameError, msgspec.MsgspecError, struct.error):
-            pass
-        finally:
-            connection.close()
-            self._served.release()
-            if peer is not None:
-                self._ended(peer)
+                    self._sessions[peer] = session
+            if is_full:
+                connection.close()
+            else:
+                prove = partial(accepted, key=self._key, name=self._name)
+                self._start(session.run, partial(_same, connection), prove)
 
-    def _greet(self, connection: socket.socket) -> PeerId:
-        kind, body = read_frame(connection, MAX_HELLO_BYTES)
-        if kind is not Kind.HELLO:
-            raise FrameError("a connection begins with a hello")
-        hello = _HELLO.decode(body)
-        if not hmac.compare_digest(hello.secret, self._secret):
-            raise FrameError("the secret of the fleet is another one")
-        with self._lock:
-            if hello.peer in self._gone or hello.peer in self._incoming:
-                raise FrameError("that incarnation has been here before")
-            self._incoming[hello.peer] = connection
-        return hello.peer
-
-    def _land(self, body: bytearray) -> bytes:
+    def _land(self, body: memoryview) -> bytes:
         """Write a block if it may be written; gives the acknowledgement."""
-        key, epoch, ticket, block = WRITE.unpack_from(body)
-        memory, data = self._memory, memoryview(body)[WRITE.size :]
+        memory_key, epoch, ticket, block = WRITE.unpack_from(body)
+        memory, data = self._memory, body[WRITE.size :]
         ok = (
             memory is not None
-            and hmac.compare_digest(key, self._key)
+            and hmac.compare_digest(memory_key, self._memory_key)
             and len(data) == memory.block_bytes
+            and 0 <= block < memory.blocks
             and self._may_write(epoch, block)
         )
         if ok:
@@ -280,35 +265,21 @@ class TcpEndpoint:
             self.refused_writes += 1
         return ACK.pack(ticket, ok)
 
-    # Ends
-
-    def _lose(self, peer: PeerId) -> None:
-        """Give a peer up: close what there is, and fail what is on its way. PeerGone follows when
-        nothing of it can be written here any more."""
+    def _acknowledged(self, session: TcpSession, ticket: int, ok: int) -> None:
         with self._lock:
-            known = peer in self._gone
-            self._gone.add(peer)
-            outgoing, incoming = self._outgoing.pop(peer, None), self._incoming.get(peer)
-            for ticket in [t for t, write in self._writes.items() if write.peer == peer]:
-                self._writes[ticket].ok = False
-                self._finish(ticket, self._writes[ticket])
-        if outgoing is not None:
-            _shut(outgoing.connection)
-            _drain(outgoing.frames)
-        if incoming is not None:
-            _shut(incoming)  # its thread says that the peer is gone
-        elif not known:
-            self._came.append(PeerGone(peer))
-
-    def _ended(self, peer: PeerId) -> None:
-        with self._lock:
-            del self._incoming[peer]
-            self._gone.add(peer)
-        self._lose(peer)
-        self._came.append(PeerGone(peer))
+            write = self._writes.get(ticket)
+            if write is None or write.session is not session:
+                return
+            write.ok = write.ok and bool(ok)
+            write.left -= 1
+            if write.left:
+                return
+            self._finish(ticket, write)
+        self._wake()
 
     def _finish(self, ticket: int, write: _Write) -> None:
         del self._writes[ticket]
+        self._staged_bytes -= write.bytes
         self._done.append(Written(write.epoch, ticket, write.ok))
         self._end_fence(write.epoch)
 
@@ -317,17 +288,14 @@ class TcpEndpoint:
             self._fences.remove(epoch)
             self._done.append(FenceEnded(epoch))
 
-
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    def _start(self, work: Callable[..., None], *given: object) -> None:
+        threading.Thread(target=work, args=given, daemon=True, name="phasescope-kv").start()
 
 
-def _drain(frames: Queue[bytes | None]) -> None:
-    """Drop what was not sent, and let the thread that sends end."""
-    try:
-        while True:
-            frames.get_nowait()
-    except Empty:
-        frames.put_nowait(None)
+def _same(connection: socket.socket) -> socket.socket:
+    return connection
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)

@@ -70,14 +70,14 @@ class Seal:
     def seal(self, payload: bytes) -> bytes:
         return payload + self._of(payload)
 
-    def open(self, sealed: bytes) -> bytes:
+    def open(self, sealed: bytes | bytearray) -> bytes | bytearray:
         """The payload. Raises Forged."""
         payload, found = sealed[:-SEAL_BYTES], sealed[-SEAL_BYTES:]
         if not hmac.compare_digest(self._of(payload), found):
             raise Forged
         return payload
 
-    def _of(self, payload: bytes) -> bytes:
+    def _of(self, payload: bytes | bytearray) -> bytes:
         number, self._number = self._number, self._number + 1
         hashed = hashlib.blake2b(
             number.to_bytes(8, "little"), digest_size=SEAL_BYTES, key=self._key, person=_PERSON

@@ -101,6 +101,23 @@ class AboutRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
 
 
+class PrefillAt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt is computed by another engine, which is reached at `host` and `port` and sends its
+    KV, and not by the one that generates. The rest is what both ways were predicted to take
+    (`service.fleet.transfer.split`); with `is_remote` false it is computed here after all, and
+    only that is said."""
+
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+    is_remote: bool
+    cached_tokens: _COUNT = 0
+    remote_cached_tokens: _COUNT = 0
+    local_ns: int = 0
+    harm_ns: int = 0
+    remote_ns: int = 0
+    exposed_ns: int = 0
+
+
 class RemoteSubmit(_Message, frozen=True):
     """`service.engine.inbox.Submit` for the engine `incarnation`; its deadlines in ns from now."""
 
@@ -123,6 +140,7 @@ class RemoteSubmit(_Message, frozen=True):
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
     prompt_output: PromptOutput | None = None
+    prefill: PrefillAt | None = None
 
 
 class RemoteCancel(_Message, frozen=True):
@@ -144,6 +162,16 @@ class Beat(_Message, frozen=True):
 # From the node
 
 
+class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine exchanges KV with others of the same `layout`; `port`: and computes prompts for
+    those that connect there. A token of the cache has `token_bytes`."""
+
+    layout: Annotated[str, msgspec.Meta(max_length=64)]
+    token_bytes: _COUNT
+    role: Annotated[str, msgspec.Meta(max_length=32)] = "any"
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None = None
+
+
 class EngineIs(_Message, frozen=True):
     """What the node's engine is now. `ready`: it takes sequences; `why` says in words why not."""
 
@@ -152,6 +180,7 @@ class EngineIs(_Message, frozen=True):
     ready: bool
     draining: bool = False
     why: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    kv: KvOffer | None = None
 
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):
@@ -232,6 +261,14 @@ class LoadReport(_Message, frozen=True):
     load: Load
 
 
+class KvRates(_Message, frozen=True):
+    """How fast the engine's KV has gone to others and was compared with digests; None: not known
+    yet."""
+
+    bytes_per_ns: float | None
+    digest_byte_ns: float | None
+
+
 class BeatAnswer(_Message, frozen=True):
     """The beat came at `node_received_ns`, and this left at `node_sent_ns`."""
 
@@ -250,7 +287,7 @@ class Goodbye(_Message, frozen=True):
 FirstToNode = Proof
 FirstToGateway = Challenge | Welcome | Refused
 ToNode = RemoteSubmit | RemoteCancel | Pause | Resume | Beat | Goodbye
-ToGateway = EngineIs | Emitted | Accounted | LoadReport | BeatAnswer | Goodbye
+ToGateway = EngineIs | Emitted | Accounted | LoadReport | KvRates | BeatAnswer | Goodbye
 
 first_to_node: msgspec.msgpack.Decoder[Proof] = msgspec.msgpack.Decoder(Proof)
 first_to_gateway: msgspec.msgpack.Decoder[FirstToGateway] = msgspec.msgpack.Decoder(FirstToGateway)

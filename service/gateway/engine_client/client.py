@@ -14,18 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from service.config.settings import EngineConfig
-from service.engine.inbox import (
-    Cancel,
-    FlushCache,
-    LoadAdapter,
-    Pause,
-    Resume,
-    SetLimits,
-    SetRecording,
-    SetStepCost,
-    Submit,
-    UnloadAdapter,
-)
+from service.engine.inbox import Cancel, Pause, Resume, Submit
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
@@ -65,6 +54,8 @@ class EngineClient:
     ) -> None:
         self.started: EngineStarted | None = None
         self.failure: frames.EngineFailed | None = None
+        self.kv_launch: frames.KvLaunch | None = None
+        self.kv_offered: frames.KvOffered | None = None
         self.lost_facts = 0
         self.health = Health()
         self.limits = RuntimeLimitsOwner(self.send)
@@ -138,13 +129,9 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(
-        self,
-        command: (
-            FlushCache | SetLimits | SetRecording | SetStepCost | LoadAdapter | UnloadAdapter
-        ),
-    ) -> None:
-        """Send a command that concerns no single sequence; dropped when no engine is ready."""
+    def send(self, command: frames.ToEngine) -> None:
+        """Send a command that is about no request of this client, or comes before its submit;
+        dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
 
@@ -187,7 +174,8 @@ class EngineClient:
 
         `begun_ns` is when the process was started.
         """
-        await self._use(connection, frames.encode(frames.Launch(config, begun_ns)))
+        first = frames.encode(frames.Launch(config, begun_ns, self.kv_launch))
+        await self._use(connection, first)
 
     async def _use(self, connection: socket.socket, first: bytes) -> None:
         """Write the `first` message, and the vocabulary if it is there, then read until the socket
@@ -222,6 +210,8 @@ class EngineClient:
                 self._receive_frame(message)
             case frames.LoadProgress():
                 self._on_progress(message.stage)
+            case frames.KvOffered():
+                self.kv_offered = message
             case frames.ProfileEnded():
                 self._profile_ended(message)
             case frames.EngineFailed():
@@ -311,7 +301,7 @@ class EngineClient:
         """The engine process has ended: end every sequence in flight."""
         self._ready.clear()
         self.health.hung_ns = self.health.heartbeat_age_ns = None
-        self._writer = None
+        self._writer = self.kv_offered = None
         self.frames = 0
         self._lost_before = self.lost_facts
         self._profile_ended(None)

@@ -26,8 +26,10 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
+from service.gateway.fleet.digest import mismatch_of
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
+from service.gateway.fleet.prefill import PrefillSplit
 from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import Clock
@@ -37,7 +39,7 @@ from telemetry.facts.engine_records import (
     SequenceEnded,
     SequenceQueued,
 )
-from telemetry.facts.fleet.routing_records import LeaveReason, RoutingPolicy
+from telemetry.facts.fleet.routing_records import LeaveReason, RequestRouted, RoutingPolicy
 from telemetry.facts.fleet_records import (
     ClockSampled,
     ReceivedRow,
@@ -62,6 +64,7 @@ class _Place(NamedTuple):
 
     link: EngineLink
     request_id: str
+    routed: RequestRouted
 
 
 class FleetClient(EngineClient):
@@ -75,6 +78,7 @@ class FleetClient(EngineClient):
         model: str,
         vocabulary: str,
         policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH,
+        split: str = "auto",
     ) -> None:
         super().__init__(None, lambda stage: None)
         self.clock = clock
@@ -83,10 +87,10 @@ class FleetClient(EngineClient):
         self.gateway = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
         self.connects = {True: 0, False: 0}
         self.sequences_lost = 0
-        self._membership = membership
-        self._model, self._digest = model, vocabulary
+        self._membership, self._model, self._digest = membership, model, vocabulary
         self._facts = lane
         self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
+        self.split = PrefillSplit(split)
         self._links: dict[str, EngineLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = WeakKeyDictionary[OutputQueue, _Place]()
@@ -130,7 +134,8 @@ class FleetClient(EngineClient):
         self._queues[command.seq_id] = queue
         self._routing.sent(link.name, place.request_id, about.sequences)
         about = about._replace(request_id=place.request_id)
-        message = for_node(command, about, link.incarnation, now_ns)
+        prefill = self.split.choose(command, about.sequences, link, self._links, place.routed)
+        message = for_node(command, about, link.incarnation, now_ns, prefill)
         self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
         before = self.counts.bytes_out
         link.send(message)
@@ -150,7 +155,7 @@ class FleetClient(EngineClient):
         if routed is None or link is None or link.state is not LinkState.READY:
             raise EngineUnavailable
         self._routing.begin(routed)
-        found = self._places[queue] = _Place(link, request_id)
+        found = self._places[queue] = _Place(link, request_id, routed)
         return found
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
@@ -212,14 +217,7 @@ class FleetClient(EngineClient):
     # What links tell
 
     def mismatch(self, welcome: messages.Welcome) -> str | None:
-        if welcome.model != self._model:
-            return f"it serves the model {welcome.model!r} and this gateway {self._model!r}"
-        if welcome.vocabulary != self._digest:
-            return (
-                f"its vocabulary ({welcome.vocabulary[:12]}) is not this gateway's "
-                f"({self._digest[:12]}): give both the same files of the model"
-            )
-        return None
+        return mismatch_of(welcome, self._model, self._digest)
 
     def connected(self, worked: bool) -> None:
         self.connects[worked] += 1
@@ -276,6 +274,7 @@ class FleetClient(EngineClient):
 
     def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None:
         self._routing.reported(link, report, at_ns)
+        self.split.reported(link.name)
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
         self._facts.append(
@@ -291,6 +290,7 @@ class FleetClient(EngineClient):
 
     def lost(self, link: EngineLink, is_connected: bool) -> None:
         now_ns = self.clock.now_ns()
+        self.split.left(link.name)
         gone = [one for one in self._live.values() if one.link is link]
         self.sequences_lost += sum(one.reason is None for one in gone)
         for remote in gone:

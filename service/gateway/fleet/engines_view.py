@@ -41,7 +41,7 @@ def view_of(link: EngineLink, now_ns: int, outstanding: int) -> EngineView:
     return EngineView(
         name=link.name,
         address=f"{member.host}:{member.port}",
-        role=member.role.value,
+        role=link.role.value,
         state=link.state.value,
         why=link.why,
         incarnation=link.incarnation,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from service.fleet.membership.members import Member
+from service.fleet.membership.members import Member, Role
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import NONCE_BYTES, Session, is_proof, new_nonce
@@ -23,6 +23,7 @@ log = logging.getLogger("phasescope.fleet")
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 5.0
+_ROLES = frozenset(Role)
 _UNSURE_NS = 2_000_000_000
 """A node that has not been heard for so long gets no new requests."""
 
@@ -77,6 +78,7 @@ class EngineLink:
         self.engine: messages.EngineIs | None = None
         self.report: messages.LoadReport | None = None
         self.reported_ns: int | None = None
+        self.kv_rates: messages.KvRates | None = None
         self._owner = owner
         self._peer: _NodePeer | None = None
         self._is_refused = False
@@ -93,6 +95,18 @@ class EngineLink:
     @property
     def started(self) -> EngineStarted | None:
         return None if self.engine is None else self.engine.started
+
+    @property
+    def kv(self) -> messages.KvOffer | None:
+        """What the engine offers of exchanging KV with others."""
+        return None if self.engine is None else self.engine.kv
+
+    @property
+    def role(self) -> Role:
+        """What the engine is used for: as the membership says, else as its node does."""
+        if self.member.role is not Role.ANY or self.kv is None:
+            return self.member.role
+        return Role(self.kv.role) if self.kv.role in _ROLES else Role.ANY
 
     @property
     def state(self) -> LinkState:
@@ -197,7 +211,7 @@ class EngineLink:
 
     def _lost(self) -> None:
         peer, self._peer = self._peer, None
-        self.engine = self.report = self.reported_ns = None
+        self.engine = self.report = self.reported_ns = self.kv_rates = None
         if peer is not None and not self._is_refused:
             self.why = f"the connection is lost: {_why(peer)}"
         self._owner.lost(self, is_connected=False)
@@ -277,6 +291,8 @@ class _NodePeer(WirePeer[messages.ToGateway]):
                 self._link.took_report(message, self.read_ns)
             case messages.EngineIs():
                 self._link.engine_is(message)
+            case messages.KvRates():
+                self._link.kv_rates = message
             case messages.BeatAnswer():
                 self._owner.answered(self._link, message, self.read_ns)
             case messages.Goodbye():

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.engine.inbox import Submit
-from service.fleet.wire.messages import AboutRequest, RemoteSubmit
+from service.fleet.wire.messages import AboutRequest, PrefillAt, RemoteSubmit
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.link import EngineLink
 from telemetry.facts.engine_records import EngineStarted
@@ -60,7 +60,13 @@ class Remote:
         )
 
 
-def for_node(submit: Submit, about: RequestAbout, incarnation: int, now_ns: int) -> RemoteSubmit:
+def for_node(
+    submit: Submit,
+    about: RequestAbout,
+    incarnation: int,
+    now_ns: int,
+    prefill: PrefillAt | None = None,
+) -> RemoteSubmit:
     """The submit as it travels; token ids that are encoded already are copied as bytes."""
 
     def left(at_ns: int | None) -> int | None:
@@ -96,6 +102,7 @@ def for_node(submit: Submit, about: RequestAbout, incarnation: int, now_ns: int)
         ttft_target_ns=submit.ttft_target_ns,
         itl_target_ns=submit.itl_target_ns,
         prompt_output=submit.prompt_output,
+        prefill=prefill,
     )
 
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 
 from service.engine.inbox import Submit
+from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import anchors_of
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
@@ -95,7 +96,9 @@ class Routing:
         now_ns: int,
     ) -> RequestRouted | None:  # fmt: skip
         """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
-        unsure = [name for name in self._joined if links[name].state is not LinkState.READY]
+        ready = [name for name in self._joined if links[name].state is LinkState.READY]
+        decoding = [name for name in ready if links[name].role is not Role.PREFILL] or ready
+        unsure = [name for name in self._joined if name not in decoding]
         found = self._router.choose(
             RouteRequest(
                 request_id=request_id,

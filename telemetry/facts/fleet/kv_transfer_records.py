@@ -35,6 +35,22 @@ class KvFault(StrEnum):
     PAUSED = "paused"  # its client reads too slowly, so that it does not hold blocks meanwhile
 
 
+class KvLinkEnd(StrEnum):
+    """Why a connection between two engines has ended, or was never used."""
+
+    CLOSED = "closed"  # by the other end, or its process has ended
+    SILENT = "silent"  # no sign of life, or it takes nothing
+    FORGED = "forged"  # a frame without the seal: bits were changed on the way, or by somebody
+    GARBAGE = "garbage"  # a frame that is none, or does not belong there
+    BACKLOG = "backlog"  # more frames or messages than anybody reads
+    UNREACHABLE = "unreachable"  # nobody listens there
+    NOT_PROVEN = "not_proven"  # it did not prove in time that it has the key
+    WRONG_KEY = "wrong_key"
+    PROTOCOL = "protocol"  # another version
+    TOO_MANY = "too_many"  # connections
+    SHUT_DOWN = "shut_down"  # by this end, which stops
+
+
 class Way(StrEnum):
     """Where the prompt of a sequence is computed."""
 
@@ -187,5 +203,57 @@ class KvSplitChosen(_Fact, frozen=True):
     exposed_ns: int
 
 
+class KvPromptTaken(_Fact, frozen=True):
+    """The side that computes has taken a prompt of `engine`, the name of the side that decodes, as
+    its own sequence `seq_id`. The rest is what the other one's request is in traces."""
+
+    seq_id: int
+    at_ns: int
+    epoch: int
+    engine: str
+    prompt_tokens: int
+    request_id: str
+    trace_id: str
+    span_id: str
+    sampled: bool | None = None
+    tenant: str = ""
+
+
+class KvStagingFull(_Fact, frozen=True):
+    """`pushes` of chunks were given up since the last such fact, because as many bytes were on
+    their way as may be: their prompts are computed at the other side."""
+
+    at_ns: int
+    pushes: int
+
+
+class KvLinkOpened(_Fact, frozen=True):
+    """A connection with the engine `engine` was proved from both ends."""
+
+    at_ns: int
+    engine: str
+
+
+class KvLinkEnded(_Fact, frozen=True):
+    """A connection has ended, or could not be made. What was on its way in it is lost. Of peers
+    that proved nothing there are `count` since the last such fact, whose `engine` is empty."""
+
+    at_ns: int
+    engine: str
+    why: KvLinkEnd
+    count: int = 1
+
+
 KvEngineFact = KvReserved | KvRefused | KvAdmitted | KvLost | KvHeld | KvReleased
-KvTransferFact = KvEngineFact | KvRequested | KvChunkPushed | KvSealed | KvVerified | KvSplitChosen
+KvLinkFact = KvLinkOpened | KvLinkEnded
+KvTransferFact = (
+    KvEngineFact
+    | KvRequested
+    | KvChunkPushed
+    | KvSealed
+    | KvVerified
+    | KvSplitChosen
+    | KvPromptTaken
+    | KvStagingFull
+    | KvLinkFact
+)

@@ -11,6 +11,7 @@ from telemetry.metrics.catalog import (
     fleet,
     gateway,
     harm,
+    kv_transfer,
     latency,
     machine,
     recording,
@@ -19,7 +20,19 @@ from telemetry.metrics.catalog import (
 )
 from telemetry.metrics.metric import Metric
 
-_MODULES = (attach, engine, fleet, gateway, harm, latency, machine, recording, slo, tracing)
+_MODULES = (
+    attach,
+    engine,
+    fleet,
+    gateway,
+    harm,
+    kv_transfer,
+    latency,
+    machine,
+    recording,
+    slo,
+    tracing,
+)
 
 
 def all_metrics() -> list[Metric]:

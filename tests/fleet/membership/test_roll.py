@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.fleet.membership.members import MOST_MEMBERS, Member
+from service.fleet.membership.members import MOST_MEMBERS, Member, Role
 from service.fleet.membership.roll import (
     BEAT_S,
     SILENT_NS,
@@ -108,7 +108,10 @@ def test_a_gateway_reads_from_the_file_what_the_roll_said(tmp_path: Path) -> Non
     write_engines(path, key, {})
     read = StaticFile(str(path))
     assert read.members() == {}
-    six = Member(name="six", host="fd00::1", port=7, draining=True)
+    six = Member(
+        name="six", host="fd00::1", port=7, draining=True, role=Role.PREFILL,
+        kv_address=("fd00::2", 9),
+    )  # fmt: skip
     wanted = {"main-a.b": engine("main-a.b"), "six": six}
     write_engines(path, key, wanted)
     assert read.members() == wanted

@@ -38,7 +38,7 @@ def test_its_commands_are_commands_of_ours(tmp_path: Path) -> None:
     gateway = gateway_command(plan, "/tmp/engines.toml")
     assert engine[1:3] == gateway[1:3] == ["-m", "service.cli.main"]
     found = parser.parse_args(engine[3:]).given
-    assert found["listen"] == "10.0.0.1:9000"
+    assert (found["listen"], found["role"]) == ("10.0.0.1:9000", "any")
     assert (found["port"], found["drain_timeout"], found["max_num_seqs"]) == (9001, 7.5, 4)
     found = parser.parse_args(gateway[3:]).given
     assert (found["port"], found["engines"]) == (8123, "/tmp/engines.toml")

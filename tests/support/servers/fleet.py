@@ -33,11 +33,18 @@ class FleetFile:
         self._key.write_text(key)
         self.write({f"n{index}": node.address for index, node in enumerate(nodes)})
 
-    def write(self, addresses: dict[str, str], draining: Iterable[str] = ()) -> None:
+    def write(
+        self,
+        addresses: dict[str, str],
+        draining: Iterable[str] = (),
+        kv_addresses: dict[str, str] | None = None,
+    ) -> None:
         lines = [f'key_file = "{self._key.name}"', "[engines]"]
         for name, address in addresses.items():
             lines += [f"[engines.{name}]", f'address = "{address}"']
             lines += ["draining = true"] if name in draining else []
+            kv_address = (kv_addresses or {}).get(name)
+            lines += [f'kv_address = "{kv_address}"'] if kv_address else []
         self.path.write_text("\n".join([*lines, ""]))
 
 

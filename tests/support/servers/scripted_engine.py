@@ -34,7 +34,10 @@ def token_of(seed: int, index: int) -> int:
 class ScriptedEngine:
     """`await engine.attach(client)`, then `step` as often as there are to be tokens."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, kv: frames.KvOffered | None = None) -> None:
+        """`kv` is what it says of exchanging KV with others."""
+        self.elsewhere: dict[int, frames.PrefillElsewhere] = {}
+        self._kv = kv
         self.live: dict[int, Submit] = {}
         self.paused: set[int] = set()
         self.cancelled: list[Cancel] = []
@@ -50,6 +53,9 @@ class ScriptedEngine:
         """Become the client's engine, and be ready."""
         self._attached = asyncio.ensure_future(client.attach(self._theirs, CONFIG, 0))
         now_ns = self._clock.now_ns()
+        if self._kv is not None:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(self._ours, frames.encode(self._kv))
         await self._send([], [
             EngineStarted(
                 now_ns, 1, "m", "scripted", "none", 64, 16, 256, 8, 64, True, 1, 100, 100_000
@@ -87,6 +93,9 @@ class ScriptedEngine:
                     if self.live.pop(cancel.seq_id, None) is not None:
                         emissions.append(Emission(cancel.seq_id, None, cancel.reason))
                         facts.append(self._end(cancel.seq_id, cancel.reason))
+                case frames.PrefillElsewhere() as elsewhere:
+                    assert elsewhere.seq_id not in self.live, "it comes before the submit"
+                    self.elsewhere[elsewhere.seq_id] = elsewhere
                 case Pause(seq_id):
                     self.paused.add(seq_id)
                 case Resume(seq_id):

@@ -14,6 +14,7 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
     SequenceResumed,
 )
+from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvFault, KvLost, KvReserved
 from telemetry.facts.records import EngineDied, Fact, StallDetected
 from telemetry.journal.journal_reader import read_journal
 from telemetry.journal.watchdog import StallWatchdog, process_state
@@ -123,6 +124,22 @@ def test_work_counts_from_when_it_can_start() -> None:
     assert not watchdog.is_stalled(200 * SECOND)
     watchdog.on_facts([SequenceResumed(1, 200 * SECOND, 1)])
     assert watchdog.is_stalled(210 * SECOND)
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_prompt_that_another_engine_computes_is_no_work_of_this_one(came: bool) -> None:
+    """It is again when its KV has come, or does not come; a grammar that is compiled meanwhile
+    changes nothing."""
+    watchdog = StallWatchdog(10 * SECOND)
+    queued = SequenceQueued(1, 3 * MS, 0, 4, 16, "", receives_kv=7)
+    watchdog.on_facts([started(0), submitted(at=2), queued, KvReserved(1, 3 * MS, 0, 7, 3, 0)])
+    watchdog.on_facts([GrammarCompiled(1, 4 * MS, 1, 1, False, False)])
+    assert not watchdog.is_stalled(60 * SECOND)
+    at_ns = 60 * SECOND
+    over = KvAdmitted(1, at_ns, 0, 7) if came else KvLost(1, at_ns, 0, 7, KvFault.LEASE)
+    watchdog.on_facts([over])
+    assert not watchdog.is_stalled(69 * SECOND)
+    assert watchdog.is_stalled(70 * SECOND)
 
 
 def test_a_request_that_the_engine_never_took_is_a_stall_too() -> None:

@@ -1,0 +1,123 @@
+"""Prompts that this node's engine computes for others, as requests of the node's telemetry.
+
+Each is a request of its own with one sequence, from when the engine took it to its first token. So
+the node's spans, histograms, ledger and diagnosis have it, and what it shared steps with is charged
+to it. Its spans are in the trace of the request at the other engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from service.gateway.server_state import LiveRequest
+from telemetry.facts.engine_records import EngineStarted, SequenceEnded
+from telemetry.facts.fleet.kv_transfer_records import KvPromptTaken
+from telemetry.facts.reasons import EndReason, Outcome
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import (
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
+)
+
+ROUTE = "kv.prefill"
+_Cancel = Callable[[int, EndReason], None]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """Implements `LiveRequest`."""
+
+    request_id: str
+    seq_id: int
+    tenant: str
+    cancel: _Cancel
+
+    def interrupt(self, reason: EndReason) -> None:
+        self.cancel(self.seq_id, reason)
+
+
+class PromptsForOthers:
+    """Takes each frame's facts, before they are recorded: what it records itself comes first, in
+    `lane`. A drain waits until `handlers` has none."""
+
+    def __init__(
+        self, lane: Lane, handlers: dict[str, LiveRequest], model: str, cancel: _Cancel
+    ) -> None:
+        self._lane, self._handlers, self._model, self._cancel = lane, handlers, model, cancel
+        self._live: dict[int, _Prompt] = {}
+
+    def take(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            match fact:
+                case KvPromptTaken():
+                    self._taken(fact)
+                case SequenceEnded() if fact.seq_id in self._live:
+                    self._ended(self._live.pop(fact.seq_id), fact.at_ns, fact.reason)
+                case EngineStarted():
+                    for prompt in self._live.values():  # of the engine before
+                        self._ended(prompt, fact.at_ns, EndReason.ENGINE_DIED)
+                    self._live.clear()
+                case _:
+                    pass
+
+    def _taken(self, fact: KvPromptTaken) -> None:
+        request_id = f"{fact.request_id}.{ROUTE}"
+        while request_id in self._handlers:
+            request_id += "+"
+        prompt = _Prompt(request_id, fact.seq_id, fact.tenant, self._cancel)
+        self._live[fact.seq_id] = prompt
+        self._handlers[request_id] = prompt
+        self._lane.append(
+            RequestAccepted(
+                request_id=request_id,
+                at_ns=fact.at_ns,
+                trace_id=fact.trace_id,
+                parent_span_id=fact.span_id,
+                trace_sampled=fact.sampled,
+                trace_state=None,
+                route=ROUTE,
+                operation=ROUTE,
+                tenant=fact.tenant,
+                slo_class="",
+            )
+        )
+        self._lane.append(
+            RequestParsed(
+                request_id=request_id,
+                at_ns=fact.at_ns,
+                model=self._model,
+                stream=True,
+                choices=1,
+                max_tokens=1,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                seed=None,
+            )
+        )
+        self._lane.append(RequestTokenized(request_id, fact.at_ns, fact.prompt_tokens))
+        self._lane.append(SequenceSubmitted(request_id, fact.at_ns, fact.seq_id, 0))
+
+    def _ended(self, prompt: _Prompt, at_ns: int, reason: EndReason) -> None:
+        self._handlers.pop(prompt.request_id, None)
+        is_finished = reason.outcome is Outcome.FINISHED
+        self._lane.append(
+            RequestEnded(
+                request_id=prompt.request_id,
+                at_ns=at_ns,
+                reason=reason,
+                status=200 if is_finished else 0,
+                error_type=None if is_finished else reason.value,
+                output_tokens=int(is_finished),
+                first_sent_ns=at_ns if is_finished else None,
+                detokenized_ns=None,
+                detokenize_busy_ns=0,
+                bytes_sent=0,
+                detected_ns=None if is_finished else at_ns,
+            )
+        )

@@ -1,0 +1,162 @@
+"""One connection between two engines: a thread that reads it, one that writes it.
+
+Both ends say something at least every `ping_s`, so a peer that is silent for `silent_s` has ended,
+hangs or cannot be reached: the connection is closed. When the reading thread has ended nothing of
+the peer is written into this engine's memory any more; only then is the peer said to be gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from service.fleet.transfer.messages import PeerId
+from service.fleet.transfer.tcp_frames import Kind, LinkError, Sealed
+from service.fleet.wire.handshake import Forged
+from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
+
+_MOST_QUEUED = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPatience:
+    """How long a peer may take to prove itself, may be silent, and until this end says something;
+    how many bytes of blocks may be on their way, and of messages wait to be read."""
+
+    proof_s: float = 5.0
+    silent_s: float = 5.0
+    ping_s: float = 1.0
+    staging_bytes: int = 256 << 20
+    waiting_bytes: int = 64 << 20
+
+
+class Owner(Protocol):
+    """Who has the sessions. Their reading threads call it."""
+
+    def proved(self, session: TcpSession, peer: str) -> None:
+        """The peer has proved that it has the key, and has that name."""
+        ...
+
+    def took(self, session: TcpSession, kind: Kind, body: memoryview) -> None:
+        """A frame that is no ping. Raises LinkError, MsgspecError, struct.error."""
+        ...
+
+    def ended(self, session: TcpSession) -> None:
+        """Called once; nothing of the peer comes or is written after this."""
+        ...
+
+
+class TcpSession:
+    """`why` says why it has ended; None while it has not."""
+
+    def __init__(self, peer: PeerId, owner: Owner, patience: LinkPatience) -> None:
+        self.peer = peer
+        self.is_proven = False
+        self.why: KvLinkEnd | None = None
+        self._owner, self._patience = owner, patience
+        self._connection: socket.socket | None = None
+        self._frames: deque[tuple[Kind, tuple[bytes, ...]]] = deque()
+        self._some = threading.Condition()
+
+    def enqueue(self, kind: Kind, *parts: bytes) -> None:
+        """Send a frame. A peer that does not read is given up."""
+        with self._some:
+            if self.why is not None:
+                return
+            self._frames.append((kind, parts))
+            self._some.notify()
+            is_stuck = len(self._frames) > _MOST_QUEUED
+        if is_stuck:
+            self.end(KvLinkEnd.BACKLOG)
+
+    def end(self, why: KvLinkEnd) -> None:
+        """Close it; the first reason counts."""
+        with self._some:
+            if self.why is None:
+                self.why = why
+            self._frames.clear()
+            self._some.notify()
+            connection = self._connection
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def run(
+        self,
+        connect: Callable[[], socket.socket],
+        prove: Callable[[socket.socket], Sealed],
+    ) -> None:
+        """Read the connection to its end: the body of the reading thread."""
+        try:
+            with connect() as connection:
+                connection.settimeout(self._patience.proof_s)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._some:
+                    self._connection = connection
+                try:
+                    if self.why is None:
+                        self._use(connection, prove)
+                except (OSError, LinkError, Forged, msgspec.MsgspecError, struct.error) as error:
+                    self.end(_why(error, self.is_proven))
+        except OSError:
+            self.end(KvLinkEnd.UNREACHABLE)
+        finally:
+            self.end(KvLinkEnd.CLOSED)
+            self._owner.ended(self)
+
+    def _use(self, connection: socket.socket, prove: Callable[[socket.socket], Sealed]) -> None:
+        late = threading.Timer(self._patience.proof_s, self.end, (KvLinkEnd.NOT_PROVEN,))
+        late.daemon = True  # each read has a deadline of its own, and many may be short
+        late.start()
+        try:
+            sealed = prove(connection)
+        finally:
+            late.cancel()
+        self.is_proven = True
+        connection.settimeout(self._patience.silent_s)
+        self._owner.proved(self, sealed.peer)
+        threading.Thread(
+            target=self._write, args=(sealed,), daemon=True, name="phasescope-kv-write"
+        ).start()
+        while self.why is None:
+            kind, body = sealed.read()
+            if kind is not Kind.PING:
+                self._owner.took(self, kind, body)
+
+    def _write(self, sealed: Sealed) -> None:
+        """The body of the writing thread."""
+        try:
+            while True:
+                with self._some:
+                    if not self._frames and self.why is None:
+                        self._some.wait(self._patience.ping_s)
+                    if self.why is not None:
+                        return
+                    kind, parts = self._frames.popleft() if self._frames else (Kind.PING, ())
+                sealed.send(kind, *parts)
+        except TimeoutError:
+            self.end(KvLinkEnd.SILENT)
+        except OSError:
+            self.end(KvLinkEnd.CLOSED)
+
+
+def _why(error: Exception, is_proven: bool) -> KvLinkEnd:
+    match error:
+        case LinkError():
+            return error.why
+        case Forged():
+            return KvLinkEnd.FORGED
+        case TimeoutError():
+            return KvLinkEnd.SILENT if is_proven else KvLinkEnd.NOT_PROVEN
+        case OSError():
+            return KvLinkEnd.CLOSED if is_proven else KvLinkEnd.NOT_PROVEN
+        case _:
+            return KvLinkEnd.GARBAGE
