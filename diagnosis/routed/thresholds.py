@@ -172,8 +172,8 @@ SLOW_LINK_BESIDE_USUAL: Annotated[
 ] = 2.5  # fmt: skip
 SLOW_LINK_SHARE: Annotated[
     float, "of a transfer's time", "on the way: less does not matter",
-    "by hand: a fifth of the time to the first token",
-] = 0.2  # fmt: skip
+    "by hand: a third of the time to the first token",
+] = 0.35  # fmt: skip
 REGRET_SHARE: Annotated[
     float, "of the prompts that were sent away", "that would have been quicker here",
     "by hand: above a majority, since a prediction may be off either way",
