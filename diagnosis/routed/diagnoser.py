@@ -171,7 +171,8 @@ class RoutedDiagnoser:
         cell = self._ticks.now.cell(fact.engine)
         cell.prompt_tokens += fact.known_tokens
         cell.hit_tokens += fact.hit_tokens
-        cell.avoidable_tokens += max(0, sequence.had_tokens - fact.hit_tokens)
+        found = fact.hit_tokens + fact.ghost_tokens  # a larger cache would have the second
+        cell.avoidable_tokens += max(0, sequence.had_tokens - found)
 
     def _received(self, fact: TokensReceived) -> None:
         engine, cost = self._engines.now.get(fact.engine), self._engines.cost

@@ -52,5 +52,4 @@ class EngineSignal:
         others = report.running + report.waiting - (report.received - report.ended)
         before, self._believed = self._believed, others
         self.report = report
-        # a step is counted a moment before or after the requests are
-        return max(0, others - before - 1) if before is not None else 0
+        return max(0, others - before) if before is not None else 0

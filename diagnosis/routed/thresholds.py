@@ -132,10 +132,6 @@ HERD_LATE: Annotated[
     float, "of the first tokens", "that are late: crowds that nobody waits in are no herd",
     "by hand: one of twenty, as for a promise to ninety-five of a hundred",
 ] = 0.05  # fmt: skip
-HERD_LEAST_LATE: Annotated[
-    int, "requests", "that are late, in the window",
-    "by hand: one may be late for itself",
-] = 2  # fmt: skip
 HERD_OTHERS: Annotated[
     float, "of the arrivals", "by other gateways: they are named as a cause",
     "by hand: reports show only what others have there at the time, and so too few",
@@ -173,11 +169,11 @@ BOUND_BESIDE_USUAL: Annotated[
 SLOW_LINK_BESIDE_USUAL: Annotated[
     float, "times", "the usual time on the way, for each byte: the link is slow",
     "by hand: what is hidden below computing varies with the size of prompts",
-] = 2.0  # fmt: skip
+] = 2.5  # fmt: skip
 SLOW_LINK_SHARE: Annotated[
     float, "of a transfer's time", "on the way: less does not matter",
-    "by hand: a fifth of the time to the first token",
-] = 0.2  # fmt: skip
+    "by hand: a third of the time to the first token",
+] = 0.35  # fmt: skip
 REGRET_SHARE: Annotated[
     float, "of the prompts that were sent away", "that would have been quicker here",
     "by hand: above a majority, since a prediction may be off either way",

@@ -37,10 +37,10 @@ def kv_corrupt(window: TransferWindow) -> FleetFault | None:
 
 
 def transfer_stall(window: TransferWindow) -> FleetFault | None:
-    """Transfers do not go on: leases end without progress."""
+    """Transfers that are wanted do not go on: leases end without progress."""
     now = window.now
     lost = now.lost[KvFault.LEASE]
-    if lost < LEAST_LOST:
+    if lost < LEAST_LOST or lost < now.lost[KvFault.CANCELLED]:
         return None
     return FleetFault(
         symptom=FleetSymptom.TRANSFER_STALL,

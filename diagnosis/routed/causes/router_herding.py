@@ -8,7 +8,6 @@ from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
 from diagnosis.routed.thresholds import (
     HERD_LATE,
-    HERD_LEAST_LATE,
     HERD_OTHERS,
     HERD_WITHIN,
     LEAST_PAIRS,
@@ -28,7 +27,7 @@ def found(window: Window) -> FleetFault | None:
         return None
     late = window.late()
     firsts = sum(len(cell.firsts) for cell in window.cells.values())
-    if len(late) < max(HERD_LEAST_LATE, HERD_LATE * firsts):
+    if not late or len(late) < HERD_LATE * firsts:
         return None
     others = sum(cell.others for cell in window.cells.values())
     arrivals = sum(cell.arrivals for cell in window.cells.values())

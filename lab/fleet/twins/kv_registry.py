@@ -30,7 +30,7 @@ def _flips(plan: Plan) -> KvFleet:
 
 
 def _seldom_flips(plan: Plan) -> KvFleet:
-    return KvFleet(link=replace(LINK, flip=plan.random.uniform(0.002, 0.004)))
+    return KvFleet(link=replace(LINK, flip=plan.random.uniform(0.006, 0.01)))
 
 
 def _stalls(plan: Plan) -> KvFleet:
@@ -81,7 +81,7 @@ def _many_outputs(plan: Plan) -> KvFleet:
 
 def _few_blocks(plan: Plan) -> KvFleet:
     return KvFleet(
-        usual=Traffic(prompt=(40, 70)),
+        usual=Traffic(prompt=(40, 70), output=(40, 60)),
         trouble=Traffic(per_s=4.5, prompt=(110, 140), output=(4, 8)),
         limits=limits(blocks=90),
     )
@@ -89,7 +89,7 @@ def _few_blocks(plan: Plan) -> KvFleet:
 
 def _large_prompts(plan: Plan) -> KvFleet:
     return KvFleet(
-        usual=Traffic(prompt=(40, 70)),
+        usual=Traffic(prompt=(40, 70), output=(40, 60)),
         trouble=Traffic(per_s=2.0, prompt=(200, 260), output=(4, 8)),
         limits=limits(blocks=120),
     )
@@ -124,7 +124,7 @@ def _short_prompts(plan: Plan) -> KvFleet:
 def _idle_decoder(plan: Plan) -> KvFleet:
     return KvFleet(
         usual=Traffic(per_s=3.0, output=(100, 160)),
-        trouble=Traffic(per_s=1.4, prompt=(30, 60), output=(2, 3)),
+        trouble=Traffic(per_s=2.0, prompt=(12, 24), output=(2, 3)),
         limits=limits(blocks=1500),
     )
 
