@@ -162,15 +162,11 @@ class SequenceFold:
         sequence.sent_ns, sequence.engine = fact.at_ns, fact.engine
 
     def admitted_remotely(self, fact: RemoteAdmitted) -> None:
-        """The news came that it is in the batch of an engine elsewhere: since the news or, where
-        the node says how long it waited, since it was sent and that duration more."""
+        """The news came that it is in the batch of an engine elsewhere."""
         sequence = self._sequences.get(fact.seq_id)
         if sequence is None or sequence.admitted is not None:
             return
-        since_ns = fact.at_ns
-        if fact.waited_ns is not None and sequence.sent_ns is not None:
-            since_ns = min(since_ns, sequence.sent_ns + fact.waited_ns)
-        sequence.scheduled_ns = sequence.scheduled_ns or since_ns
+        sequence.scheduled_ns = sequence.scheduled_ns or sequence.admitted_ns(fact)
         known, hit = fact.known_tokens, fact.hit_tokens
         sequence.admitted = SequenceAdmitted(
             fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens
