@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from telemetry.facts.engine_records import EngineStarted, SequenceEnded
+from telemetry.facts.engine_records import EngineStarted, SequenceEnded, StepRecorded
 from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvChunkPushed,
@@ -75,6 +75,8 @@ class KvMetrics:
 
     def take(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
+            if isinstance(fact, StepRecorded) and not self._regret.open:
+                continue
             self._take(fact)
             for outcome in self._regret.take(fact):
                 self._regret_ns[outcome.way.value] += outcome.regret_ns

@@ -32,6 +32,11 @@ class SplitRegret:
         self._chosen: dict[int, KvSplitChosen] = {}
         self._queued_ns: dict[int, int] = {}
 
+    @property
+    def open(self) -> int:
+        """Sequences without their first token. While there are none steps say nothing here."""
+        return len(self._chosen)
+
     def take(self, fact: Fact) -> list[SplitOutcome]:
         match fact:
             case KvSplitChosen():

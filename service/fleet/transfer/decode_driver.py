@@ -83,6 +83,8 @@ class DecodeDriver:
 
     def after_step(self, facts: Iterable[Fact]) -> None:
         """What the engine recorded since the last call."""
+        if not self._epochs:
+            return
         for fact in facts:
             event = self._event(fact)
             if event is not None:

@@ -62,9 +62,12 @@ class PrefillDriver:
 
     def after_step(self, emissions: list[Emission], facts: Iterable[Fact]) -> list[Emission]:
         """What one iteration gave; returns the emissions that are not of transfers."""
+        taken = self._sent.take_computed()
+        if not taken and not self._epochs:
+            return emissions
         facts = list(facts)
-        stepped = _stepped(facts)
-        for computed in self._sent.take_computed():
+        stepped = _stepped(facts) if taken else {}
+        for computed in taken:
             self.take(self._chunk(computed, stepped.get(computed.seq_id)))
         others: list[Emission] = []
         for emission in emissions:

@@ -38,7 +38,6 @@ class PrefillSplit:
         self._prefixes = PrefixIndex()
         self._numbers: dict[str, int] = {}
         self._last_number = 0
-        self.chosen: Counter[Way] = Counter()
 
     def reported(self, name: str) -> None:
         """A load report has come: it has what was sent before, nearly always."""
@@ -79,7 +78,6 @@ class PrefillSplit:
             return None
         split, other, cached = found
         is_remote = split.way is Way.REMOTE or self._mode == "always"
-        self.chosen[Way.REMOTE if is_remote else Way.LOCAL] += 1
         if is_remote:
             self._sent_tokens[other.name] += max(0, prompt_tokens - cached)
             self._remember(other.name, anchors)
