@@ -25,6 +25,10 @@ LEAST_PAST_TICKS: Annotated[
     int, "ticks", "without a fault: fewer are no history",
     "as long as the window",
 ] = 16  # fmt: skip
+PAST_EVERY_TICKS: Annotated[
+    int, "ticks", "the time that is compared with is taken anew so often",
+    "by hand: adding it up for hundreds of engines takes a gateway's time",
+] = 8  # fmt: skip
 HELD_TICKS: Annotated[
     int, "ticks", "so many in a row before it is said",
     "by hand: one bad second is no fault of a fleet",

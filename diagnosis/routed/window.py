@@ -12,7 +12,7 @@ from diagnosis.routed.thresholds import (
     LEAST_PACE_TICKS,
     SLOW_IN_TICK,
 )
-from diagnosis.routed.ticks import Cell, First, Tick, summed
+from diagnosis.routed.ticks import Cell, First, Past, Tick, summed
 from telemetry.numbers.quantiles import median
 
 
@@ -20,13 +20,11 @@ class Window:
     """Sums by engine: `cells` of the window, `past` of the time before, empty without history.
     `engines` are those that are there now."""
 
-    def __init__(
-        self, recent: Sequence[Tick], past: Sequence[Tick], engines: Collection[str]
-    ) -> None:
-        self.recent, self.past_ticks = recent, past
+    def __init__(self, recent: Sequence[Tick], past: Past, engines: Collection[str]) -> None:
+        self.recent, self.past_ticks = recent, past.ticks
         self.engines = engines
         self.cells = {name: cell for name, cell in summed(recent).items() if name in engines}
-        self.past = summed(past)
+        self.past = past.cells
         self.routed = sum(tick.routed for tick in recent)
         self.usual_wait_ns = mean_wait_ns(self.past.values())
 
