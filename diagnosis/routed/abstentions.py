@@ -15,21 +15,20 @@ NEEDS: dict[FleetSymptom, tuple[FleetNeed, ...]] = {
     S.AFFINITY_LOST: (N.ROUTED, N.PREFIXES, N.HISTORY),
     S.SIGNALS_STALE: (N.REPORTS,),
     S.CLOCK_UNBOUNDED: (N.CLOCKS,),
-    S.PREFILL_BOUND: (N.KV_TRANSFERS,),
-    S.DECODE_BOUND: (N.KV_TRANSFERS,),
-    S.TRANSFER_SLOW: (N.KV_TRANSFERS,),
+    S.PREFILL_BOUND: (N.KV_TRANSFERS, N.KV_HISTORY),
+    S.DECODE_BOUND: (N.KV_TRANSFERS, N.KV_HISTORY),
+    S.TRANSFER_SLOW: (N.KV_TRANSFERS, N.KV_HISTORY),
     S.TRANSFER_STALL: (N.KV_TRANSFERS,),
     S.STAGING_FULL: (N.KV_TRANSFERS,),
     S.KV_STRANDED: (N.KV_TRANSFERS,),
-    S.SPLIT_NOT_WORTH_IT: (N.KV_TRANSFERS,),
+    S.SPLIT_NOT_WORTH_IT: (N.KV_TRANSFERS, N.SPLITS),
     S.KV_CORRUPT: (N.KV_TRANSFERS,),
 }
 
 
 @dataclass(slots=True)
 class Seen:
-    """What this gateway has recorded so far. Facts of KV transfers are folded by none of the causes
-    yet: these symptoms always abstain."""
+    """What this gateway, or engine, has recorded so far."""
 
     routed: bool = False
     reports: bool = False
@@ -37,6 +36,9 @@ class Seen:
     clocks: bool = False
     prefixes: bool = False
     history: bool = False
+    kv: bool = False
+    kv_history: bool = False
+    splits: bool = False
 
 
 def abstentions(seen: Seen, engines: int) -> tuple[FleetAbstention, ...]:
@@ -49,7 +51,9 @@ def abstentions(seen: Seen, engines: int) -> tuple[FleetAbstention, ...]:
         N.CLOCKS: seen.clocks,
         N.PREFIXES: seen.prefixes,
         N.HISTORY: seen.history,
-        N.KV_TRANSFERS: False,
+        N.KV_TRANSFERS: seen.kv,
+        N.KV_HISTORY: seen.kv_history,
+        N.SPLITS: seen.splits,
     }
     found = (
         (symptom, [one for one in needs if not there[one]]) for symptom, needs in NEEDS.items()

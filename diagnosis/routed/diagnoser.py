@@ -16,6 +16,8 @@ from diagnosis.routed.causes import (
     affinity_lost,
     clock_unbounded,
     hot_prefix,
+    kv_losses,
+    kv_waits,
     replica_slow,
     router_herding,
     signals_stale,
@@ -27,9 +29,26 @@ from diagnosis.routed.sequences import Sequence, Sequences
 from diagnosis.routed.symptoms import FleetFault, RoutedVerdict
 from diagnosis.routed.thresholds import APART_TICKS, PAST_TICKS, WINDOW_TICKS
 from diagnosis.routed.ticks import First, Ticks
+from diagnosis.routed.transfers import Transfers
 from diagnosis.routed.window import Window
 from telemetry.clocks.boundaries import ClockFinding
 from telemetry.clocks.fleet_clocks import FleetClocks
+from telemetry.facts.engine_records import (
+    EngineStarted,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+)
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvLost,
+    KvRefused,
+    KvReleased,
+    KvReserved,
+    KvSealed,
+    KvSplitChosen,
+    KvVerified,
+)
 from telemetry.facts.fleet.routing_records import (
     ANCHOR_BLOCKS,
     EngineJoined,
@@ -54,18 +73,27 @@ _UNPLACED = frozenset(
         ClockFinding.CLOCK_STEP,
     }
 )
+_TRANSFERS = (
+    EngineStarted, SequenceQueued, SequenceAdmitted, SequenceEnded,
+    KvReserved, KvRefused, KvSealed, KvAdmitted, KvLost, KvReleased, KvVerified, KvSplitChosen,
+)  # fmt: skip
+_KV_CAUSES = (
+    kv_waits.prefill_bound, kv_waits.decode_bound, kv_waits.transfer_slow,
+    kv_waits.split_not_worth_it, kv_losses.transfer_stall, kv_losses.staging_full,
+    kv_losses.kv_stranded, kv_losses.kv_corrupt,
+)  # fmt: skip
 _MOST_TICKS = PAST_TICKS + APART_TICKS + WINDOW_TICKS
 
 
 class RoutedDiagnoser:
-    """Feed it facts. `verdict` is None until a router has started."""
+    """Feed it facts. `verdict` is None until a router has started, or KV was to come."""
 
     def __init__(self) -> None:
         self.verdict: RoutedVerdict | None = None
         self._engines, self._sequences = Engines(), Sequences()
         self._prefixes, self._clocks = ComputedPrefixes(), FleetClocks()
         self._ticks, self._held = Ticks(), Held()
-        self._seen = Seen()
+        self._seen, self._transfers = Seen(), Transfers()
         self._end_ns: int | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             RouterStarted: self._started,
@@ -78,18 +106,21 @@ class RoutedDiagnoser:
             TokensReceived: self._received,
             RemoteAccounted: self._accounted,
             ClockSampled: self._sampled,
+            **dict.fromkeys(_TRANSFERS, self._transferred),
         }
 
     @property
     def live(self) -> int:
-        """Sequences in the books; zero when all have ended."""
-        return len(self._sequences.live)
+        """Sequences and transfers in the books; zero when all have ended."""
+        return len(self._sequences.live) + self._transfers.live
 
     def on_fact(self, fact: object) -> None:
         handler = self._handlers.get(type(fact))
-        if handler is not None:
+        if handler is None:
+            return
+        if self.verdict is not None:
             self._advance(fact.at_ns)  # type: ignore[attr-defined]
-            handler(fact)
+        handler(fact)
 
     # Facts
 
@@ -140,7 +171,8 @@ class RoutedDiagnoser:
         cell = self._ticks.now.cell(fact.engine)
         cell.prompt_tokens += fact.known_tokens
         cell.hit_tokens += fact.hit_tokens
-        cell.avoidable_tokens += max(0, sequence.had_tokens - fact.hit_tokens)
+        found = fact.hit_tokens + fact.ghost_tokens  # a larger cache would have the second
+        cell.avoidable_tokens += max(0, sequence.had_tokens - found)
 
     def _received(self, fact: TokensReceived) -> None:
         engine, cost = self._engines.now.get(fact.engine), self._engines.cost
@@ -148,7 +180,7 @@ class RoutedDiagnoser:
         if engine is not None and cost is not None:
             step = engine.steps.step(fact, live, cost, engine.signal.rows)
             if step is not None:
-                cell.steps += 1
+                cell.steps += step.steps
                 cell.span_ns += step.span_ns
                 cell.expected_ns += step.expected_ns
                 cell.row_span_ns += step.span_ns * step.rows
@@ -182,6 +214,12 @@ class RoutedDiagnoser:
         self._ticks.now.cell(fact.engine).clock_steps += self._clocks.steps_found - steps
         self._seen.clocks = True
 
+    def _transferred(self, fact: Any) -> None:
+        """At an engine: its sequences, and KV that comes for them from elsewhere."""
+        self._transfers.take(fact)
+        if self.verdict is None and self._transfers.seen:
+            self.verdict = RoutedVerdict((), 0, 0, False, abstentions(self._seen, 0))
+
     def _first(self, sequence: Sequence, at_ns: int) -> First:
         """How long a first token was waited for, or is, beside the work of its own prompt."""
         cost = self._engines.cost
@@ -208,8 +246,7 @@ class RoutedDiagnoser:
             cell.age_ns += engine.signal.age_ns(end_ns)
             cell.aged += 1
         self._ticks.end()
-        if self.verdict is None:
-            return
+        self._transfers.end_tick(end_ns)
         window = Window(self._ticks.recent(), self._ticks.past(), self._engines.now.keys())
         for sequence in self._sequences.live.values():
             if sequence.first_ns is None and sequence.engine in window.cells:
@@ -217,8 +254,10 @@ class RoutedDiagnoser:
                 if window.late_ns(first):
                     window.cells[sequence.engine].firsts.append(first)
         found = self._found(window)
+        found += self._found_of_transfers()
         if found:
             self._ticks.mark_fault()
+            self._transfers.mark_fault()
         said = self._held.take(found, end_ns)
         self._seen.history = window.has_history
         engines = len(self._engines.now)
@@ -229,6 +268,15 @@ class RoutedDiagnoser:
             compared=window.has_history,
             abstained=abstentions(self._seen, engines),
         )
+
+    def _found_of_transfers(self) -> list[FleetFault]:
+        if not self._transfers.seen:
+            return []
+        window = self._transfers.window()
+        self._seen.kv = True
+        self._seen.kv_history |= window.past is not None
+        self._seen.splits = self._transfers.seen_splits
+        return [one for cause in _KV_CAUSES if (one := cause(window)) is not None]
 
     def _found(self, window: Window) -> list[FleetFault]:
         cost = self._engines.cost

@@ -41,3 +41,26 @@ class Routed(Quantity):
     CLOCK_STEPS = "clock_steps", Unit.TIMES, "its clock was set, or stood still"
     UNPLACED_SHARE = "unplaced_share", Unit.SHARE, "of its sequences, that cannot be placed"
     UNPLACED = "unplaced", Unit.SEQUENCES, "that cannot be placed in this clock"
+
+
+class Transferred(Quantity):
+    """Of KV that comes from other engines, as the engine that decodes sees it. *usual* is of the
+    time before."""
+
+    TRANSFERS = "transfers", Unit.SEQUENCES, "whose KV came whole"
+    TRANSFER_ELAPSED = "transfer_elapsed", Unit.MS, "until they could generate, on average"
+    WAIT_OF_TRANSFER = "wait_of_transfer", Unit.MS, "of it, at the side that is too small"
+    USUAL_WAIT_OF_TRANSFER = "usual_wait_of_transfer", Unit.MS, "the same, usually"
+    WAY_PER_GIB = "way_per_gib", Unit.MS, "on the way and not hidden, for each GiB"
+    USUAL_WAY_PER_GIB = "usual_way_per_gib", Unit.MS, "the same, usually"
+    JUDGED_SPLITS = "judged_splits", Unit.REQUESTS, "whose prompt was computed elsewhere"
+    WORSE_SPLITS = "worse_splits", Unit.REQUESTS, "of these, slower than predicted for here"
+    REGRET = "regret", Unit.MS, "by how much, together"
+    CORRUPT_BLOCKS = "corrupt_blocks", Unit.EACH, "that differ from their digests"
+    LOST_TRANSFERS = "lost_transfers", Unit.SEQUENCES, "whose KV did not come, or was not right"
+    LEASES_ENDED = "leases_ended", Unit.TIMES, "a transfer made no progress until its lease ended"
+    OLDEST_TRANSFER = "oldest_transfer", Unit.SECONDS, "that the oldest one waited for its seal"
+    TRIED_TRANSFERS = "tried_transfers", Unit.SEQUENCES, "that asked for blocks"
+    REFUSED_TRANSFERS = "refused_transfers", Unit.SEQUENCES, "of these, that found none"
+    RESERVED_BLOCKS = "reserved_blocks", Unit.EACH, "in quarantine, on average"
+    STRANDED_BLOCKS = "stranded_blocks", Unit.EACH, "of these, of transfers that came to nothing"

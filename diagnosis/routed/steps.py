@@ -1,10 +1,10 @@
 """The time of an engine's steps, seen from when its tokens came.
 
 A sequence that is in two frames of an engine, one after the other, was in each step between them:
-so the frames are one step apart. What that step should have taken follows from the rows and their
-context, which the gateway counts, and from prompts that were computed meanwhile, at one cost for
-all engines: only the ratio between engines means anything. Steps of an engine that only computes
-prompts send no tokens, and are not seen.
+so the frames are as many steps apart as the later one has tokens of it. What these should have
+taken follows from the rows and their context, which the gateway counts, and from prompts that were
+computed meanwhile, at one cost for all engines: only the ratio between engines means anything.
+Steps of an engine that only computes prompts send no tokens, and are not seen.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ class EngineSteps:
     def step(
         self, fact: TokensReceived, live: Mapping[int, Sequence], cost: StepCostSet, rows: int
     ) -> Step | None:
-        """The step that ended with this frame; None where its beginning is not known. `rows` is how
-        many rows the engine last reported, where others have sequences there too."""
-        ids = frozenset(row.seq_id for row in fact.rows)
-        known = [live[one] for one in ids & self._rows if one in live]
-        last_ns, self._last_ns, self._rows = self._last_ns, fact.at_ns, ids
+        """The step, or steps, that ended with this frame; None where their beginning is not known.
+        `rows` is how many rows the engine last reported, where others have sequences there too."""
+        tokens = {row.seq_id: row.tokens for row in fact.rows}
+        known = [live[one] for one in tokens if one in self._rows and one in live]
+        last_ns, self._last_ns, self._rows = self._last_ns, fact.at_ns, frozenset(tokens)
         span_ns = fact.at_ns - last_ns
         if not known or span_ns <= 0:
             return None
         self.busy_ns += span_ns
         counted = max(len(known), rows)
         context = sum(one.context_tokens for one in known) * counted // len(known)
-        expected_ns = cost.base_ns + cost.decode_row_ns * counted + cost.context_token_ns * context
-        return Step(span_ns, expected_ns, len(known))
+        each_ns = cost.base_ns + cost.decode_row_ns * counted + cost.context_token_ns * context
+        steps = max(tokens[one.seq_id] for one in known)
+        return Step(span_ns, each_ns * steps, len(known), steps)
 
     def admitted(self, sequence: Sequence) -> None:
         sequence.busy_ns = self.busy_ns
@@ -55,9 +56,11 @@ class EngineSteps:
 
 
 class Step:
-    """`rows` sequences of this gateway were in it."""
+    """`rows` sequences of this gateway were in it; there were `steps` of them, one after the
+    other."""
 
-    __slots__ = ("expected_ns", "rows", "span_ns")
+    __slots__ = ("expected_ns", "rows", "span_ns", "steps")
 
-    def __init__(self, span_ns: int, expected_ns: float, rows: int) -> None:
-        self.span_ns, self.expected_ns, self.rows = span_ns, expected_ns, rows
+    def __init__(self, span_ns: int, expected_ns: float, rows: int, steps: int) -> None:
+        self.span_ns, self.expected_ns = span_ns, expected_ns
+        self.rows, self.steps = rows, steps

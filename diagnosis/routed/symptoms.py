@@ -31,17 +31,6 @@ class FleetSymptom(StrEnum):
     KV_CORRUPT = "kv_corrupt"  # KV arrives as something else than was sent
 
 
-JUDGED = (
-    FleetSymptom.REPLICA_SLOW,
-    FleetSymptom.ROUTER_HERDING,
-    FleetSymptom.HOT_PREFIX,
-    FleetSymptom.AFFINITY_LOST,
-    FleetSymptom.SIGNALS_STALE,
-    FleetSymptom.CLOCK_UNBOUNDED,
-)
-"""Those that a gateway can judge: each has a cause, a twin and a page."""
-
-
 class FleetNeed(StrEnum):
     """Something that a gateway records or not; the value is how it is told."""
 
@@ -52,7 +41,9 @@ class FleetNeed(StrEnum):
     COSTS = "the fitted cost of an engine's steps"
     HISTORY = "some seconds of traffic to compare with"
     PREFIXES = "prompts with a prefix that was asked for before"
-    KV_TRANSFERS = "facts of KV that goes from one engine to another"
+    KV_TRANSFERS = "facts of KV that comes from another engine"
+    KV_HISTORY = "some seconds of transfers to compare with"
+    SPLITS = "what each way was predicted to take"
 
 
 class FleetAbstention(msgspec.Struct, frozen=True):

@@ -25,6 +25,10 @@ LEAST_PAST_TICKS: Annotated[
     int, "ticks", "without a fault: fewer are no history",
     "as long as the window",
 ] = 16  # fmt: skip
+PAST_EVERY_TICKS: Annotated[
+    int, "ticks", "the time that is compared with is taken anew so often",
+    "by hand: adding it up for hundreds of engines takes a gateway's time",
+] = 8  # fmt: skip
 HELD_TICKS: Annotated[
     int, "ticks", "so many in a row before it is said",
     "by hand: one bad second is no fault of a fleet",
@@ -52,6 +56,19 @@ SLOW_BESIDE_USUAL: Annotated[
     float, "times", "its own usual factor: it became slow, and is not of a slower kind",
     "by hand: half of the least slowdown that matters, above the noise of the factor",
 ] = 1.25  # fmt: skip
+
+LEAST_PACE_TICKS: Annotated[
+    int, "ticks", "in which its pace and others' are known: of fewer nothing is said",
+    "by hand: two seconds",
+] = 4  # fmt: skip
+SLOW_IN_TICK: Annotated[
+    float, "times", "the others' pace in the same tick: it was slower then",
+    "by hand: below SLOW_FACTOR, since half a second has few steps",
+] = 1.2  # fmt: skip
+SLOWER_TICKS: Annotated[
+    float, "of these ticks", "in which it was slower: one long step is no slow engine",
+    "by hand: on a busy machine any process stands still for a moment",
+] = 0.6  # fmt: skip
 
 # --- waits -------------------------------------------------------------------------------------
 
@@ -115,6 +132,10 @@ HERD_WITHIN: Annotated[
     float, "of 1", "more likely for two requests of a tick to go to one engine than for any two",
     "by hand: picks that are spread are less likely to meet than any two",
 ] = 0.15  # fmt: skip
+HERD_LATE: Annotated[
+    float, "of the first tokens", "that are late: crowds that nobody waits in are no herd",
+    "by hand: one of twenty, as for a promise to ninety-five of a hundred",
+] = 0.05  # fmt: skip
 HERD_OTHERS: Annotated[
     float, "of the arrivals", "by other gateways: they are named as a cause",
     "by hand: reports show only what others have there at the time, and so too few",
@@ -134,3 +155,46 @@ LEAST_UNPLACED: Annotated[
     int, "sequences", "that cannot be placed, in the window",
     "by hand: those that are under way when a node comes are no fault",
 ] = 4  # fmt: skip
+
+# --- KV that comes from other engines ------------------------------------------------------------
+
+LEAST_TRANSFERS: Annotated[
+    int, "transfers", "in the window: of fewer no time is judged",
+    "by hand: the mean of five is not moved by one",
+] = 5  # fmt: skip
+BOUND_SHARE: Annotated[
+    float, "of a transfer's time", "waited at one side: that side is too small",
+    "by hand: below a half, as the prompt itself has its part",
+] = 0.4  # fmt: skip
+BOUND_BESIDE_USUAL: Annotated[
+    float, "times", "the usual wait there",
+    "by hand: waits of a side that is half busy double with little more traffic",
+] = 3.0  # fmt: skip
+SLOW_LINK_BESIDE_USUAL: Annotated[
+    float, "times", "the usual time on the way, for each byte: the link is slow",
+    "by hand: what is hidden below computing varies with the size of prompts",
+] = 2.5  # fmt: skip
+SLOW_LINK_SHARE: Annotated[
+    float, "of a transfer's time", "on the way: less does not matter",
+    "by hand: a third of the time to the first token",
+] = 0.35  # fmt: skip
+REGRET_SHARE: Annotated[
+    float, "of the prompts that were sent away", "that would have been quicker here",
+    "by hand: above a majority, since a prediction may be off either way",
+] = 0.6  # fmt: skip
+REGRET_OF_TIME: Annotated[
+    float, "of their time", "lost by being sent away: less does not matter",
+    "by hand: predictions are off by some percent",
+] = 0.1  # fmt: skip
+LEAST_LOST: Annotated[
+    int, "transfers", "lost or refused in the window: fewer are chance",
+    "by hand: one lease may end by one bad moment",
+] = 2  # fmt: skip
+REFUSED_SHARE: Annotated[
+    float, "of the transfers", "that found no blocks: staging is full",
+    "by hand: one of five that is computed here is no relief any more",
+] = 0.2  # fmt: skip
+STRANDED_BLOCKS: Annotated[
+    float, "of all blocks", "of transfers that came to nothing, on average: they are stranded",
+    "by hand: fences take milliseconds, so that blocks are free again at once",
+] = 0.05  # fmt: skip

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from diagnosis.routed.thresholds import LATE_NS, LEAST_FIRSTS, LEAST_PACE_STEPS
-from diagnosis.routed.ticks import Cell, First, Tick, summed
+from diagnosis.routed.thresholds import (
+    LATE_NS,
+    LEAST_FIRSTS,
+    LEAST_PACE_STEPS,
+    LEAST_PACE_TICKS,
+    SLOW_IN_TICK,
+)
+from diagnosis.routed.ticks import Cell, First, Past, Tick, summed
 from telemetry.numbers.quantiles import median
 
 
@@ -14,13 +20,11 @@ class Window:
     """Sums by engine: `cells` of the window, `past` of the time before, empty without history.
     `engines` are those that are there now."""
 
-    def __init__(
-        self, recent: Sequence[Tick], past: Sequence[Tick], engines: Collection[str]
-    ) -> None:
-        self.recent, self.past_ticks = recent, past
+    def __init__(self, recent: Sequence[Tick], past: Past, engines: Collection[str]) -> None:
+        self.recent, self.past_ticks = recent, past.ticks
         self.engines = engines
         self.cells = {name: cell for name, cell in summed(recent).items() if name in engines}
-        self.past = summed(past)
+        self.past = past.cells
         self.routed = sum(tick.routed for tick in recent)
         self.usual_wait_ns = mean_wait_ns(self.past.values())
 
@@ -34,6 +38,15 @@ class Window:
         """The length of an engine's steps over that of the others' of equal size; None: too few
         steps, or no others."""
         return relative(engine, self.cells)
+
+    def slower_share(self, engine: str) -> float:
+        """Of the ticks in which its pace and others' are known, those in which it was slower by
+        SLOW_IN_TICK: a single long step is in one of them. 0: of too few ticks."""
+        found = [relative(engine, tick.cells, 1) for tick in self.recent]
+        known = [one for one in found if one is not None]
+        if len(known) < LEAST_PACE_TICKS:
+            return 0.0
+        return sum(one >= SLOW_IN_TICK for one in known) / len(known)
 
     def usual_factor(self, engine: str) -> float | None:
         return relative(engine, self.past)
@@ -98,12 +111,14 @@ def mean_wait_ns(cells: Iterable[Cell]) -> float | None:
     return sum(waits) / len(waits) if len(waits) >= LEAST_FIRSTS else None
 
 
-def relative(engine: str, cells: dict[str, Cell]) -> float | None:
+def relative(
+    engine: str, cells: dict[str, Cell], least_steps: int = LEAST_PACE_STEPS
+) -> float | None:
     """The pace of an engine over the median of the others'."""
     paces = {
         name: cell.span_ns / cell.expected_ns
         for name, cell in cells.items()
-        if cell.steps >= LEAST_PACE_STEPS and cell.expected_ns > 0
+        if cell.steps >= least_steps and cell.expected_ns > 0
     }
     own = paces.pop(engine, None)
     others = median(paces.values())

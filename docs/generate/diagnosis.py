@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.diagnosis.sensitivity.result import Changed, Row, Sweep
 from diagnosis.evidence import Counted, Late, Measurement, Promised
-from diagnosis.routed.evidence import Routed
+from diagnosis.routed.evidence import Routed, Transferred
 from diagnosis.threshold_table import Threshold
 from diagnosis.threshold_table import table as all_thresholds
 from diagnosis.verdicts.rules import RULES
@@ -118,11 +118,15 @@ def evidence() -> str:
             "",
             *table(head, _rows(Routed)),
             "",
+            "## Of KV from other engines, by the engine that decodes",
+            "",
+            *table(head, _rows(Transferred)),
+            "",
         ]
     )
 
 
 def _rows(
-    quantities: type[Counted] | type[Late] | type[Promised] | type[Routed],
+    quantities: type[Counted] | type[Late] | type[Promised] | type[Routed] | type[Transferred],
 ) -> list[list[str]]:
     return [[code(one.value), one.unit.value, one.meaning] for one in quantities]

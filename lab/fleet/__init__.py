@@ -3,7 +3,6 @@
 traffic        sessions: what clients ask, and when
 link           how long a frame takes, and which reports are lost
 engine         one engine: scheduler and loop, a device that costs time only, its reports
-engine_load    what an engine's scheduler says of its load
 world          one event queue for all of them, with faults
 invariants     what must hold, numbered
 outcome        what became of the requests, and goodput

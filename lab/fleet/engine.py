@@ -14,18 +14,20 @@ from dataclasses import dataclass
 
 from msgspec.structs import asdict, replace
 
-from lab.fleet.engine_load import EngineLoad, load_of
 from lab.simulation.sim_executor import LinearCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
 from service.engine.fairness import Policy
-from service.engine.inbox import Command, SetRecording, SetStepCost, Submit
+from service.engine.inbox import Command, SetStepCost, Submit
+from service.engine.limits_record import record_of
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
+from service.fleet.wire.load_fold import LoadFold
+from service.fleet.wire.messages import Load
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.engine_records import SequenceAdmitted, StepCostSet
+from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted, StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
 
 KEY = b"a simulated fleet"
@@ -93,6 +95,18 @@ class TimedDevice(CountedAdapters):
         return (Sample(token_of(row.seq_id)),)
 
 
+def _started(limits: Limits, at_ns: int) -> EngineStarted:
+    return EngineStarted(
+        at_ns=at_ns,
+        pid=0,
+        model="simulated",
+        backend="simulated",
+        dtype="none",
+        pipeline_depth=1,
+        **record_of(limits),
+    )
+
+
 def token_of(seq_id: int) -> int:
     """What a sequence says, again and again: no two have the same text."""
     return 100_000 + seq_id
@@ -106,7 +120,7 @@ class Made:
     number: int
     received: int
     ended: int
-    load: EngineLoad
+    load: Load
     draining: bool
     prefixes: PrefixChanges | None
 
@@ -124,7 +138,6 @@ class SimEngine:
         limits: Limits = LIMITS,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._cost = as_fact(cost)
         self.clock = ManualClock(now_ns)
         self.device = TimedDevice(self.clock, cost, limits)
         self.scheduler = Scheduler(limits)
@@ -139,8 +152,11 @@ class SimEngine:
         self._held = self.scheduler.prefix.watch(STRIDE_BLOCKS) if whole_each else None
         self._whole_each = whole_each
         self._received = self._ended = self._unread = self._reports = 0
-        self._virtual.send(SetRecording(False))
+        self._loads = LoadFold()
+        self._loads.take([_started(limits, now_ns)])
         self._virtual.send(fitted(cost))
+        self._virtual.turn()
+        self._loads.take(self._virtual.take_facts())
 
     @property
     def is_busy(self) -> bool:
@@ -165,8 +181,10 @@ class SimEngine:
             return None
         self._unread = 0
         emissions = self._virtual.turn()
+        facts = self._virtual.take_facts()
+        self._loads.take(facts)
         self.admitted.clear()
-        for fact in self._virtual.take_facts():
+        for fact in facts:
             if isinstance(fact, SequenceAdmitted):
                 self.admitted.append(fact)
                 self.prompt_tokens += fact.known_tokens
@@ -185,13 +203,12 @@ class SimEngine:
     def report(self, now_ns: int) -> Made:
         """What the engine says of itself between two steps."""
         self._reports += 1
-        core = self.scheduler
         return Made(
             now_ns,
             self._reports,
             self._received - self._unread,
             self._ended,
-            load_of(core.table, core.pool, core.limits, core.cost.drift, now_ns),
+            self._loads.load(),
             self.draining,
             self._prefixes(),
         )
@@ -208,7 +225,6 @@ class SimEngine:
             received=made.received,
             ended=made.ended,
             draining=made.draining,
-            cost=self._cost,
             prefixes=made.prefixes,
             **load,
         )

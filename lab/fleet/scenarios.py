@@ -8,7 +8,7 @@ from random import Random
 from lab.fleet.engine import COST, LIMITS
 from lab.fleet.faults import Death, Drain, FleetFaults, Join, Silence, Slow
 from lab.fleet.link import Link
-from lab.fleet.traffic import Session, Trace, sessions
+from lab.fleet.traffic import Session, Trace, Turn, sessions
 from lab.fleet.world import FleetScenario
 from lab.simulation.sim_executor import LinearCost
 from service.fleet.routing.settings import RoutingSettings
@@ -23,11 +23,34 @@ _SMALL = replace(LIMITS, max_model_tokens=2560, blocks_total=176)
 """With so few blocks prefixes are evicted and sequences preempted."""
 
 
-def fleet_chaos(seed: int, span_s: float = 4.0) -> FleetScenario:
+_TINY = replace(LIMITS, max_model_tokens=640, blocks_total=44, max_seqs=4)
+
+
+def tiny_chaos(seed: int) -> FleetScenario:
+    """All that `fleet_chaos` has, so short that ten thousand of them are run in half an hour."""
+    random = Random(f"tiny/{seed}")
+    found = fleet_chaos(seed, span_s=2.5, most_engines=4)
+    return replace(
+        found,
+        sessions=tuple(_tiny(one) for one in found.sessions),
+        limits=random.choice((_TINY, replace(_TINY, blocks_total=200, max_seqs=16))),
+        faults=replace(found.faults, cancel_within_ns=400_000_000),
+    )
+
+
+def _tiny(session: Session) -> Session:
+    turns = tuple(
+        Turn(min(100, turn.new_tokens), min(12, turn.output_tokens), turn.pause_ns // 4)
+        for turn in session.turns[:3]
+    )
+    return Session(session.at_ns, session.tenant, session.prefix[:256], turns, session.seed)
+
+
+def fleet_chaos(seed: int, span_s: float = 4.0, most_engines: int = 5) -> FleetScenario:
     """Engines die, come back, drain, are slow, fall silent; reports are lost and pass each other;
     clients hang up."""
     random = Random(f"fleet/{seed}")
-    engines = random.randint(1, 5)
+    engines = random.randint(1, most_engines)
     trace = random.choice(list(Trace))
     rate = random.uniform(0.2, 0.8) if trace is Trace.AGENTIC else random.uniform(0.5, 2.5)
     return FleetScenario(
@@ -51,7 +74,7 @@ def fleet_chaos(seed: int, span_s: float = 4.0) -> FleetScenario:
 def _short(session: Session) -> Session:
     """As much of a session as a test has time for."""
     turns = tuple(
-        type(turn)(min(300, turn.new_tokens), min(24, turn.output_tokens), turn.pause_ns // 4)
+        Turn(min(300, turn.new_tokens), min(24, turn.output_tokens), turn.pause_ns // 4)
         for turn in session.turns[:4]
     )
     return Session(session.at_ns, session.tenant, session.prefix, turns, session.seed)

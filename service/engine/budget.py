@@ -16,6 +16,7 @@ decodes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 
@@ -30,7 +31,7 @@ TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
 LEAST_SHARE = 1 / 3
 LATE_SHARE = 1.0
 FINISH_SHARE = 1 / 3  # of the margin that the spread keeps, for the last tokens of a prompt
-_RECENT_STEPS = 5  # their median: two long steps in a row are no slow machine
+RECENT_STEPS = 5  # their median: two long steps in a row are no slow machine
 _MOST_DRIFT = 4.0
 
 
@@ -43,6 +44,18 @@ def predicted_ns(cost: SetStepCost, load: Load) -> float:
         + cost.prefill_token_ns * load.prompt_tokens
         + cost.pair_ns * load.pairs
     )
+
+
+def drift_of(fitted: SetStepCost | None, steps: Sequence[tuple[Load, int]]) -> float:
+    """How much longer than by the fit the last steps took: the middle of `RECENT_STEPS` loads and
+    their ns. 1 without a fit, and while there were fewer."""
+    if fitted is None or len(steps) < RECENT_STEPS:
+        return 1.0
+    around_ns = fitted.around_ns
+    drift = _middle(
+        [(span_ns + around_ns) / max(1.0, predicted_ns(fitted, load)) for load, span_ns in steps]
+    )
+    return min(_MOST_DRIFT, max(1 / _MOST_DRIFT, drift))
 
 
 class StepCost:
@@ -59,7 +72,7 @@ class StepCost:
         self.drift = 1.0
         self.stretch = 1.0  # time of a step over the time of its prompts, in the last step
         self.score_row_ns = 0.0
-        self._steps: deque[tuple[Load, int]] = deque(maxlen=_RECENT_STEPS)
+        self._steps: deque[tuple[Load, int]] = deque(maxlen=RECENT_STEPS)
 
     def set(self, fitted: SetStepCost) -> None:
         """Use another fit from now on."""
@@ -78,17 +91,7 @@ class StepCost:
         self._correct()
 
     def _correct(self) -> None:
-        fitted = self.fitted
-        if fitted is None or len(self._steps) < _RECENT_STEPS:
-            self.drift = 1.0
-            return
-        drift = _middle(
-            [
-                (span_ns + fitted.around_ns) / max(1.0, predicted_ns(fitted, load))
-                for load, span_ns in self._steps
-            ]
-        )
-        self.drift = min(_MOST_DRIFT, max(1 / _MOST_DRIFT, drift))
+        self.drift = drift_of(self.fitted, self._steps)
 
     @property
     def prompt_token_ns(self) -> float:

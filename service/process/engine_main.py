@@ -49,6 +49,7 @@ from service.process.heartbeat import Heartbeat
 from service.process.kv_exchange import KvExchange, open_exchange
 from service.process.live_sequences import SequenceLister
 from service.process.many_gateways import ManyGateways
+from service.process.prefix_news import PrefixNews
 from service.process.profiling import Profiles
 from telemetry.costs.step_cost import fit, warm_up_steps
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
@@ -89,6 +90,7 @@ class EngineServer:
         self._loop = loop
         self._lane = lane
         self._lister = SequenceLister(clock)
+        self._prefixes = PrefixNews(loop.scheduler.prefix, gateway)
         self._pauses = Lane(1) if pauses is None else pauses
         self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
         self._kv = kv
@@ -105,23 +107,17 @@ class EngineServer:
                             self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
-                    case (
-                        Cancel()
-                        | Pause()
-                        | Resume()
-                        | FlushCache()
-                        | SetLimits()
-                        | SetRecording()
-                        | SetStepCost()
-                        | LoadAdapter()
-                        | UnloadAdapter()
-                    ):
+                    case Cancel() | Pause() | Resume() | FlushCache() | SetLimits():
+                        self._inbox.put(message)
+                    case SetRecording() | SetStepCost() | LoadAdapter() | UnloadAdapter():
                         self._inbox.put(message)
                     case frames.PrefillElsewhere():
                         if self._kv is not None:
                             self._kv.elsewhere(message)
                     case frames.StartProfile() | frames.StopProfile():
                         self._profiles.handle(message)
+                    case frames.WatchPrefixes():
+                        self._prefixes.watch(message)
                     case frames.Shutdown():
                         self._loop.apply_commands()
                         self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
@@ -138,6 +134,7 @@ class EngineServer:
             facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
                 self._gateway.send_frame(frames.Frame(emissions, facts, self._lost))
+            self._prefixes.say()
             if self._profiles.open is not None and self._profiles.end_full():
                 self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()

@@ -4,6 +4,7 @@ The messages are framed by `telemetry.facts.framing`, over one local stream sock
 engine: one `Launch`, one `UseVocabulary`, then commands. From engine to gateway: `LoadProgress`
 while it loads, then one `Frame` a step: the emitted tokens and the step's facts are the same
 message, so no view can run ahead of another.
+`PrefixesHeld` follows a frame where `WatchPrefixes` asked for it.
 `ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last message when it fails.
 """
 
@@ -78,6 +79,22 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     all its sequence ids (`telemetry.facts.base.space_of`)."""
 
     space: int
+
+
+class WatchPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """Say from now on which of each `stride` blocks of a text the prefix cache holds: nodes of a
+    fleet ask for it."""
+
+    stride: int
+
+
+class PrefixesHeld(msgspec.Struct, frozen=True, tag=True):
+    """Digests of texts that the prefix cache came to hold and holds no more since the last message
+    (`service.engine.kv.held_prefixes`); with `whole` the newest ones of all that it holds."""
+
+    whole: bool
+    added: tuple[bytes, ...]
+    removed: tuple[bytes, ...]
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
@@ -162,10 +179,11 @@ ToEngine = (
     | UnloadAdapter
     | StartProfile
     | StopProfile
+    | WatchPrefixes
     | Shutdown
 )
 FromGatewayProcess = Join | Submit | Cancel | Pause | Resume
-ToGateway = LoadProgress | KvOffered | Frame | ProfileEnded | EngineFailed
+ToGateway = LoadProgress | KvOffered | Frame | ProfileEnded | PrefixesHeld | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -76,13 +76,18 @@ class GatewayConnection:
     def send_frame(self, frame: frames.Frame) -> None:
         """Send a step's frame; drops its facts when the backlog is full."""
         facts, lost = frame.facts, frame.lost_facts
-        if self._link.backlog_bytes > BACKLOG_LIMIT_BYTES:
+        if self.is_behind:
             self._gap.add(facts)
             self._dropped_facts += len(facts)
             facts = []
         else:
             facts = [*self._gap.take(), *facts]
         self.send(frames.Frame(frame.emissions, facts, lost + self._dropped_facts))
+
+    @property
+    def is_behind(self) -> bool:
+        """The gateway does not read: what it can do without is not sent."""
+        return self._link.backlog_bytes > BACKLOG_LIMIT_BYTES
 
     @property
     def has_gap(self) -> bool:
@@ -92,7 +97,7 @@ class GatewayConnection:
     @property
     def has_gap_to_report(self) -> bool:
         """The next frame will report how many facts were dropped."""
-        return self.has_gap and self._link.backlog_bytes <= BACKLOG_LIMIT_BYTES
+        return self.has_gap and not self.is_behind
 
     def send_last(self, message: frames.ToGateway) -> None:
         """Send and block until it is written; the process exits after this."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.engine_records import SequenceAdmitted
+from telemetry.facts.fleet_records import RemoteAdmitted
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
 from telemetry.requests.kv_accounts import KvAccount
@@ -56,6 +57,13 @@ class Sequence:
     @property
     def has_ended(self) -> bool:
         return self.is_lost or self.ended_ns is not None
+
+    def admitted_ns(self, fact: RemoteAdmitted) -> int:
+        """When it came into the batch of an engine elsewhere: as long after it was sent as it
+        waited there, or with the news of it where the node does not say how long."""
+        if fact.waited_ns is None or self.sent_ns is None:
+            return fact.at_ns
+        return min(fact.at_ns, self.sent_ns + fact.waited_ns)
 
     def freeze(self) -> SequenceTimeline:
         admitted = self.admitted

@@ -14,8 +14,10 @@ that gave the last of its sequences their first token (with one sequence: the fi
 request that ends early has its last phase cut at `ended`, and no later ones. One that wants no
 token, as an embedding, has no `decode`: its `prefill` ends at the commit of the last prompt.
 
-Of a sequence at an engine node, `first scheduled` is when the news of it came to the gateway, and a
-token's commit when the token did.
+Of a sequence at an engine node a token's commit is when the token came to the gateway. `first
+scheduled` is when it was sent and, later by that, how long it waited by the node's clock: the way
+there counts as `prefill`, the way back with the token too. Where a node does not say how long, it
+is when the news came, which is with the end of that step.
 
 Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
 `detokenize` the way of the last token back. These are not observed, and the ledger says so
@@ -148,8 +150,8 @@ class SequenceTimeline:
     attached engine's core received it; None: not known, or our own engine.
 
     Of one that was sent to the node `engine` at `sent_ns`, all stamps are the gateway's: tokens are
-    when they came, `scheduled_ns` when the news of it came, `ended_ns` when the last output did
-    that counted. `remote` is its time at the node.
+    when they came, `scheduled_ns` is `sent_ns` and how long it waited there, `ended_ns` when the
+    last output came that counted. `remote` is its time at the node.
 
     Where another engine computed the prompt, `scheduled_ns` is when blocks were reserved for it,
     the first token is of when these were given to the sequence, and `kv` says what it waited for.

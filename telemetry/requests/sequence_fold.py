@@ -166,7 +166,7 @@ class SequenceFold:
         sequence = self._sequences.get(fact.seq_id)
         if sequence is None or sequence.admitted is not None:
             return
-        sequence.scheduled_ns = sequence.scheduled_ns or fact.at_ns
+        sequence.scheduled_ns = sequence.scheduled_ns or sequence.admitted_ns(fact)
         known, hit = fact.known_tokens, fact.hit_tokens
         sequence.admitted = SequenceAdmitted(
             fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from diagnosis.routed.symptoms import JUDGED
+from diagnosis.routed.symptoms import FleetSymptom
 from diagnosis.symptoms import Symptom
 from tests.diagnosis.test_runbooks import anchors
 from tests.support.servers.prometheus_server import CONFIG, RULES
@@ -35,7 +35,7 @@ def urls(alert: dict[str, Any]) -> Iterator[str]:
     assert url.startswith(_BASE), url
     path = url.removeprefix(_BASE)
     label = "{{ $labels.symptom }}"
-    symptoms = JUDGED if path.startswith("runbooks/fleet/") else Symptom
+    symptoms = FleetSymptom if path.startswith("runbooks/fleet/") else Symptom
     yield from (path.replace(label, symptom) for symptom in symptoms) if label in path else (path,)
 
 

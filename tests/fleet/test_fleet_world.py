@@ -14,7 +14,7 @@ from service.fleet.wire.counts import Fault
 from service.gateway.errors import EngineUnavailable
 from telemetry.facts.fleet.routing_records import RequestRouted
 from telemetry.facts.fleet_records import ClockSampled
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, Phase
 from telemetry.requests.account import NotObserved, Part
 from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, timelines, until
 from tests.support.servers.scripted_engine import token_of
@@ -88,6 +88,22 @@ def test_the_parts_of_a_request_add_up_at_both_ends_and_the_trace_is_one() -> No
             assert there.accepted.trace_id == here.accepted.trace_id
             assert there.accepted.parent_span_id == "b" * 16
             assert len(here.sequences[0].token_ns) == 4
+
+    run(case)
+
+
+def test_the_gateway_tells_waiting_from_computing_though_the_news_comes_with_the_token() -> None:
+    async def case() -> None:
+        async with NodeWorld() as node, GatewayWorld(node) as gateway:
+            await gateway.until(n0="ready")
+            asked = gateway.ask("r")
+            await steps(node, 4)
+            await asked.take()
+            asked.end(EndReason.MAX_TOKENS)
+            for timeline in await timelines(gateway, node, "r"):
+                spans = {one.name: one.end_ns - one.start_ns for one in timeline.phases}
+                assert spans[Phase.QUEUE] > 0
+                assert spans[Phase.PREFILL] > 0
 
     run(case)
 

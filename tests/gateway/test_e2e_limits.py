@@ -244,6 +244,7 @@ def test_an_engine_that_does_not_answer_is_no_success_and_may_still_obey(server:
         return int(limits["max_num_seqs"]["value"])
 
     eventually(lambda: value() == 2, "the change that was late")
+    eventually(server.is_ready, "readiness again")
 
 
 def test_changes_under_load_replay_exactly_and_an_engine_that_is_replaced_keeps_them() -> None:

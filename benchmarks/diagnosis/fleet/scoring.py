@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.diagnosis.fleet.twins import Row
-from lab.fleet.twins.registry import HEALTHY
+from benchmarks.diagnosis.fleet.twins import HEALTHY_ONES, Row
 from telemetry.numbers.quantiles import quantile
 
 
@@ -39,8 +38,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score(rows: Sequence[Row], seeds: str) -> Scores:
-    names = dict.fromkeys(row.name for row in rows if row.name != HEALTHY)
-    healthy = [row for row in rows if row.name == HEALTHY]
+    names = dict.fromkeys(row.name for row in rows if row.name not in HEALTHY_ONES)
+    healthy = [row for row in rows if row.name in HEALTHY_ONES]
     alarmed: Counter[str] = Counter()
     for row in healthy:
         alarmed.update(f"{row.mechanism}: {one}" for one in row.alarmed)

@@ -9,9 +9,17 @@ import msgspec
 
 from diagnosis.routed.diagnoser import RoutedDiagnoser
 from diagnosis.routed.symptoms import PREFIX, RoutedVerdict
-from lab.fleet.twins.registry import build_fleet_twin
+from lab.fleet.twins.kv_registry import HEALTHY as HEALTHY_KV
+from lab.fleet.twins.kv_registry import KV_TWINS, build_kv_twin
+from lab.fleet.twins.registry import FLEET_TWINS, HEALTHY, build_fleet_twin
 from lab.fleet.twins.twin import SECOND, FleetTwin
 
+HEALTHY_ONES = (HEALTHY, HEALTHY_KV)
+MECHANISMS: dict[str, tuple[str, ...]] = {
+    **{name: tuple(known) for name, known in FLEET_TWINS.items()},
+    **{name: tuple(known) for name, known in KV_TWINS.items()},
+}
+"""Of every twin, the first one for development."""
 AFTER_NS = 2 * SECOND
 """What is said so soon after a fault is still about it: the window has it."""
 FADES_NS = 14 * SECOND
@@ -55,9 +63,16 @@ def moments(twin: FleetTwin) -> list[Moment]:
     return found
 
 
+def build(name: str, seed: int, mechanism: str | None = None) -> FleetTwin:
+    """A twin by its name. Raises KeyError."""
+    if name in KV_TWINS:
+        return build_kv_twin(name, seed, mechanism)
+    return build_fleet_twin(name, seed, mechanism)
+
+
 def row_of(name: str, mechanism: str, seed: int) -> Row:
     """Build a twin, feed it, and judge what was said."""
-    twin = build_fleet_twin(name, seed, mechanism)
+    twin = build(name, seed, mechanism)
     said: Counter[str] = Counter()
     alarmed: Counter[str] = Counter()
     culprits: Counter[bool] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import SLOW_BESIDE_USUAL, SLOW_FACTOR
+from diagnosis.routed.thresholds import SLOW_BESIDE_USUAL, SLOW_FACTOR, SLOWER_TICKS
 from diagnosis.routed.window import Window
 
 R = Routed
@@ -47,4 +47,6 @@ def found(window: Window) -> FleetFault | None:
 def _is_slow(window: Window, engine: str, factor: float) -> bool:
     usual = window.usual_factor(engine)
     beside = 1.0 if usual is None else max(1.0, usual)
-    return factor >= SLOW_FACTOR and factor >= SLOW_BESIDE_USUAL * beside
+    if factor < SLOW_FACTOR or factor < SLOW_BESIDE_USUAL * beside:
+        return False
+    return window.slower_share(engine) >= SLOWER_TICKS

@@ -6,7 +6,12 @@ from collections.abc import Iterable
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import HERD_OTHERS, HERD_WITHIN, LEAST_PAIRS
+from diagnosis.routed.thresholds import (
+    HERD_LATE,
+    HERD_OTHERS,
+    HERD_WITHIN,
+    LEAST_PAIRS,
+)
 from diagnosis.routed.window import Window
 
 R = Routed
@@ -21,6 +26,9 @@ def found(window: Window) -> FleetFault | None:
     if within is None or over is None or within - over < HERD_WITHIN:
         return None
     late = window.late()
+    firsts = sum(len(cell.firsts) for cell in window.cells.values())
+    if not late or len(late) < HERD_LATE * firsts:
+        return None
     others = sum(cell.others for cell in window.cells.values())
     arrivals = sum(cell.arrivals for cell in window.cells.values())
     by = (

@@ -45,14 +45,14 @@ def _stopped_again_and_again(plan: Plan) -> Fleet:
 def _forgetful(plan: Plan) -> Fleet:
     make_router = partial(Forgetful, since_ns=plan.onset_ns, until_ns=plan.over_ns)
     return Fleet(
-        sessions=usual(plan, Trace.SHAREGPT, Trace.SHARED_PREFIX),
+        sessions=usual(plan, Trace.SHAREGPT, Trace.SHARED_PREFIX, share=1.2),
         make_world=partial(RecordedWorld, make_router=make_router),
     )
 
 
 def _crowd(plan: Plan) -> Fleet:
     return Fleet(
-        sessions=usual(plan, Trace.SHAREGPT, Trace.SHARED_PREFIX, share=1.2),
+        sessions=usual(plan, Trace.SHAREGPT, Trace.SHARED_PREFIX, share=1.6),
         make_world=partial(CrowdedWorld, gateways=8, since_ns=plan.onset_ns, until_ns=plan.over_ns),
     )
 
@@ -72,7 +72,7 @@ def _hot_agents(plan: Plan) -> Fleet:
     """Agents of one application, each with a few turns."""
     return Fleet(
         sessions=merged(
-            usual(plan, Trace.AGENTIC, share=0.6), hot(plan, plan.random.uniform(0.7, 1.0), 1200, 4)
+            usual(plan, Trace.AGENTIC, share=0.6), hot(plan, plan.random.uniform(1.0, 1.3), 1200, 4)
         ),
         policy=RoutingPolicy.PREFIX_AFFINITY,
         load_bound=3.0,

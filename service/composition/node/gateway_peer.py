@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from service.composition.node.accounts import Accounts
+from service.composition.node.prefixes import PrefixesHere
 from service.composition.node.remote_sequence import RemoteSequence
 from service.composition.node.submits import about_of, elsewhere, for_engine, split_of
 from service.engine.inbox import Pause, Resume
@@ -40,6 +41,7 @@ class Node(Protocol):
     lane: Lane
     counts: WireCounts
     accounts: Accounts
+    prefixes: PrefixesHere
     key: bytes
     welcome: messages.Welcome
     vocab_tokens: int
@@ -89,6 +91,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         self._frame_ns = 0
         self._open, self._counted = OpenRequests(), 0
         self._reports = 0
+        self._prefixes = node.prefixes.peer()
 
     @property
     def sequences(self) -> int:
@@ -221,9 +224,9 @@ class GatewayPeer(WirePeer[messages.ToNode]):
                     messages.Compiled(theirs, fact.compile_ns, fact.cached, fact.refused)
                 )
             case SequenceAdmitted():
-                self._news.append(
-                    messages.Admitted(theirs, fact.known_tokens, fact.hit_tokens, fact.ghost_tokens)
-                )
+                known, hit, ghost = fact.known_tokens, fact.hit_tokens, fact.ghost_tokens
+                waited_ns = sequence.waited_ns(fact.at_ns)
+                self._news.append(messages.Admitted(theirs, known, hit, ghost, waited_ns))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -280,6 +283,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
                 received=self._open.received,
                 ended=self._open.ended,
                 load=load,
+                prefixes=self._prefixes.take(),
             )
         )
 
@@ -308,6 +312,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             sequence.cancelled(EndReason.DISCONNECT, sequence.written)
             self._node.client.cancel(sequence.seq_id, EndReason.DISCONNECT)
             self._end(sequence, EndReason.DISCONNECT, None)
+        self._node.prefixes.gone(self._prefixes)
         self._node.left(self)
 
 

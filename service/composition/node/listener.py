@@ -8,14 +8,17 @@ import socket
 
 from service.composition.node.accounts import Accounts
 from service.composition.node.gateway_peer import GatewayPeer
-from service.composition.node.loads import LoadFold
+from service.composition.node.prefixes import PrefixesHere
 from service.composition.node.remote_sequence import RemoteSequence
+from service.fleet.routing.anchors import STRIDE_BLOCKS
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import PROOF_BYTES
+from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.peer import SILENT_S
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import Drain, LiveRequest
+from service.process.frames import WatchPrefixes
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen
@@ -49,6 +52,8 @@ class NodeListener:
         self.counts = WireCounts()
         self.accounts = Accounts()
         self.loads = LoadFold()
+        self.prefixes = PrefixesHere(key)
+        client.on_prefixes = self.prefixes.take
         self._handlers, self._drain = handlers, drain
         self._role = role
         self._peers: set[GatewayPeer] = set()
@@ -59,7 +64,7 @@ class NodeListener:
         self.kv = KvMetrics()
         self._rates = messages.KvRates(bytes_per_ns=None, digest_byte_ns=None)
         self._load: messages.Load | None = None
-        self._ticks = 0
+        self._ticks = self._watched = 0  # the incarnation that was asked for its prefixes
 
     @property
     def gateways(self) -> int:
@@ -152,6 +157,10 @@ class NodeListener:
     def tick(self) -> None:
         """Tell what has changed, and end what is silent."""
         now, self._ticks = self.engine_is(), self._ticks + 1
+        if now.incarnation and self._watched != now.incarnation and self.client.ready:
+            self._watched = now.incarnation
+            self.prefixes.restart()
+            self.client.send(WatchPrefixes(STRIDE_BLOCKS))
         if now != self._told:
             self.tell_all(now)
         self._tell_rates()

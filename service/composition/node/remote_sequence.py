@@ -96,6 +96,10 @@ class RemoteSequence:
         now_ns = self._clock.now_ns()
         self._lane.append(SequenceSubmitted(self.request_id, now_ns, self.seq_id, 0))
 
+    def waited_ns(self, admitted_ns: int) -> int:
+        """From when its submit was read until it came into the batch."""
+        return max(0, admitted_ns - self._received_ns)
+
     def wrote(self, has_token: bool, read_ns: int, at_ns: int) -> None:
         """An emission that was read from the engine at `read_ns` was written at `at_ns`."""
         self._emissions_ns.append(at_ns)

@@ -34,6 +34,11 @@ class HeldPrefixes:
         self._overflown = True  # nothing was said yet
 
     @property
+    def has_news(self) -> bool:
+        """Whether `take` would say anything."""
+        return self._overflown or bool(self._changed)
+
+    @property
     def digests(self) -> frozenset[bytes]:
         """All that are held."""
         return frozenset(self._held)

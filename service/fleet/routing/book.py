@@ -13,6 +13,8 @@ from telemetry.facts.fleet.routing_records import PrefixChanges
 
 _LEARNED = 1 / 64
 """Weight of one more request in the means of lengths."""
+_SHARING = 0.25
+"""Share of prompt tokens that engines held lately, from which on prompts count as shared."""
 
 
 class Book:
@@ -28,7 +30,13 @@ class Book:
         self.outstanding = 0
         self.mean_outputs = float(settings.first_output_tokens)
         self.mean_prompt = 0.0
+        self.held_share = 0.0
         self._usual = _usual(0)
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether prompts have much in common with those before them."""
+        return self.held_share >= _SHARING
 
     def view(self, index: int) -> EngineView:
         found = self.views[index]
@@ -77,7 +85,7 @@ class Book:
     def take_prefixes(self, view: EngineView, changes: PrefixChanges) -> None:
         """What an engine reports about its cache. After a message that was lost nothing is known
         but what this router sent, until the engine reports all that it holds."""
-        added = changes.added[:MOST_ANCHORS]
+        added = changes.added
         if changes.whole or changes.number - 1 != view.prefix_number:
             self.prefixes.replace(view.index, added)
             for sent in view.outstanding.values():
@@ -93,6 +101,8 @@ class Book:
         self.outstanding += 1
         self.prefixes.add(view.index, sent.anchors, self._most_anchors(view))
         self.changed(view, sent.sent_ns)
+        held = 1.0 - sent.tokens / max(1, sent.context_tokens)
+        self.held_share += _LEARNED * (held - self.held_share)
         self.mean_prompt += _LEARNED * (sent.context_tokens - self.mean_prompt)
         if abs(self.mean_prompt - self._usual.prompt_tokens) > self.mean_prompt / 8:
             self._usual = _usual(round(self.mean_prompt))

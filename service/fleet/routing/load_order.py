@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
 
 
 class LoadOrder:
@@ -36,9 +35,14 @@ class LoadOrder:
         if old is not None:
             self._take_out(index, old)
 
-    def least(self) -> Iterator[int]:
-        """Indices, least loaded first."""
-        return (index for _, index in self._sorted)
+    def least(self, count: int) -> list[int]:
+        """The `count` least loaded, least first."""
+        return [index for _, index in self._sorted[:count]]
+
+    def up_to(self, more: int, count: int) -> list[int]:
+        """The last `count` of those whose key is at most `more` above the least one."""
+        end = bisect_right(self._sorted, (self._sorted[0][0] + more, 1 << 62))
+        return [index for _, index in self._sorted[max(0, end - count) : end]]
 
     def at(self, place: int) -> int:
         """The engine at a place of the order."""

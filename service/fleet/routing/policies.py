@@ -24,7 +24,11 @@ from service.fleet.routing.ring import Ring, hash_of
 from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 LEAST_LOADED = 3
-HOLDERS = 5
+LATE = 3
+"""Engines with a longer wait that are weighed for a request that is late."""
+MARGIN = 0.7
+"""Of the target for the first token."""
+HOLDERS, GROUPS = 5, 4
 LOOKED_THROUGH = 48
 """Least loaded engines that are looked through for those that hold a prefix that many hold."""
 _MASK = (1 << 64) - 1
@@ -73,30 +77,67 @@ class LeastFinish:
             for index, held in found.items()
         ]
         weighed.sort(key=attrgetter("score"))
-        return _break_tie(weighed, salt)
+        target_ns = request.ttft_target_ns
+        if target_ns is None or not book.settings.late_apart_ns:
+            return _break_tie(weighed, salt)
+        if weighed[0].ttft_ns <= (target_ns if book.is_sharing else MARGIN * target_ns):
+            return _break_tie(weighed, salt)
+        in_time = _in_time(weighed, target_ns)
+        if in_time:
+            return [*_break_tie(in_time, salt), *(one for one in weighed if one not in in_time)]
+        best = self._for_late(weighed, request, now_ns, excluded)
+        return [best, *(one for one in weighed if one is not best)]
+
+    def _for_late(
+        self,
+        weighed: list[Predicted],
+        request: RouteRequest,
+        now_ns: int,
+        excluded: Collection[int],
+    ) -> Predicted:
+        """Where a request that is late everywhere harms least those that are not: where its prompt
+        is least work, and then, if prompts share little, where one waits the longest already. A
+        prompt that others share makes its engine the place for them, so it goes where it ends
+        first."""
+        book, apart_ns = self._book, self._book.settings.late_apart_ns
+        least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
+        most_ns = least_ns + apart_ns
+        near = [one for one in weighed if one.before_ns <= most_ns]
+        if book.is_sharing:
+            return min(_least_work(near), key=attrgetter("score"))
+        if least_ns <= MARGIN * target_ns / 2:
+            return weighed[0]  # its own length makes it late: others have room
+        seen = {one.view.index for one in weighed}
+        more = [
+            book.predicted(index, request, book.cached_tokens(book.view(index), request), now_ns)
+            for index in book.order.up_to(apart_ns, LATE)
+            if index not in seen and index not in excluded
+        ]
+        near += [one for one in more if one.before_ns <= most_ns]
+        return max(_least_work(near), key=attrgetter("before_ns"))
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
-        as much, the least loaded."""
+        as much, the least loaded. At most `GROUPS` different sets of holders are looked at."""
         book = self._book
-        order, found = book.order, dict[int, int]()
-        last = 0
-        holders_of, anchors = book.prefixes.holders, request.anchors
-        for depth in range(len(anchors), 0, -1):
-            holders = holders_of.get(anchors[depth - 1])
+        order, found, least = book.order, dict[int, int](), list[int]()
+        last = groups = 0
+        at_depth = list(map(book.prefixes.holders.get, request.anchors))
+        for depth in range(len(at_depth), 0, -1):
+            holders = at_depth[depth - 1]
             if holders is None or len(holders) == last:
                 continue  # the same ones: who holds more, holds this too
-            last = len(holders)
+            last, groups = len(holders), groups + 1
             if last <= 2 * HOLDERS:
                 group = [index for index in holders if index in order]
             else:
-                least = islice(order.least(), LOOKED_THROUGH)
+                least = least or order.least(LOOKED_THROUGH)
                 group = [index for index in least if index in holders][:HOLDERS]
                 group += [index for index in islice(holders, HOLDERS) if index in order]
             for index in group:
                 if index not in found and index not in excluded:
                     found[index] = tokens_at(book.view(index), depth, request)
-            if len(found) >= HOLDERS:
+            if len(found) >= HOLDERS or groups == GROUPS:
                 break
         return found
 
@@ -105,11 +146,13 @@ class LeastFinish:
     ) -> None:
         """The first of the order; beyond those, silent ones and excluded ones do not count."""
         added = 0
-        for index in islice(self._book.order.least(), LOOKED_THROUGH + len(excluded)):
+        order, view = self._book.order, self._book.view
+        for place in range(min(len(order), LOOKED_THROUGH + len(excluded))):
+            index = order.at(place)
             if index in excluded:
                 continue
             found.setdefault(index, 0)
-            added += not self._book.view(index).silence_ns(now_ns)
+            added += not view(index).silence_ns(now_ns)
             if added == LEAST_LOADED:
                 return
 
@@ -218,6 +261,21 @@ def policy_of(policy: RoutingPolicy, book: Book) -> Policy:
             return RoundRobin(book)
         case _:
             assert_never(policy)
+
+
+def _in_time(weighed: list[Predicted], target_ns: int) -> list[Predicted]:
+    """Those where the first token is expected in time, with a margin: the estimate may be wrong. An
+    engine that has to compute more of the prompt than another one has to do so in the margin too,
+    because others would be late for it."""
+    least_ns = min(one.work_ns for one in weighed)
+    most_ns = MARGIN * target_ns
+    return [one for one in weighed if one.ttft_ns + one.work_ns - least_ns <= most_ns]
+
+
+def _least_work(weighed: list[Predicted]) -> list[Predicted]:
+    """Those where the prompt takes at most twice as long as where it takes least."""
+    most_ns = 2 * min(one.work_ns for one in weighed)
+    return [one for one in weighed if one.work_ns <= most_ns]
 
 
 def _break_tie(weighed: list[Predicted], salt: int) -> list[Predicted]:

@@ -23,9 +23,12 @@ from telemetry.facts.fleet.routing_records import Candidate
 
 
 class Predicted(NamedTuple):
-    """Nanoseconds from the choice on; `score` is what is compared."""
+    """Nanoseconds from the choice on; `score` is what is compared. Of the time until the first
+    token, it waits for others for `before_ns`, and its own prompt takes `work_ns`."""
 
     score: float
+    before_ns: float
+    work_ns: float
     ttft_ns: float
     finish_ns: float
     harm_ns: float
@@ -77,7 +80,7 @@ def predict(
         shared_steps = outputs
     harm_ns = view.rows * (work_ns + shared_steps * row_ns)
     score = finish_ns + harm_weight * harm_ns
-    return Predicted(score, ttft_ns, finish_ns, harm_ns, cached_tokens, view)
+    return Predicted(score, before_ns, work_ns, ttft_ns, finish_ns, harm_ns, cached_tokens, view)
 
 
 def _wait_for_room_ns(view: EngineView, computed: int, mean_outputs: float) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from enum import StrEnum
 from math import isfinite
 
+from service.fleet.routing.prefix_index import MOST_ANCHORS
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported
 
@@ -44,6 +45,9 @@ def is_usable(report: EngineReported) -> bool:
     if not all(0 <= count < _MOST_NS for count in counts):
         return False
     if not (isfinite(report.drift) and 0 < report.drift <= _MOST_DRIFT):
+        return False
+    changes = report.prefixes
+    if changes is not None and max(len(changes.added), len(changes.removed)) > MOST_ANCHORS:
         return False
     return report.cost is None or _is_usable_cost(report.cost)
 

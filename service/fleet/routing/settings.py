@@ -19,7 +19,9 @@ class RoutingSettings:
 
     A nanosecond that a request takes from others there counts as `harm_weight` of its own. Under
     prefix affinity no engine has more than `load_bound` times the mean number of requests.
-    `first_output_tokens` is how long outputs are expected to be before any has ended.
+    `first_output_tokens` is how long outputs are expected to be before any has ended. Under least
+    finish, requests that no engine can give their first token in time go together, to engines where
+    one waits at most `late_apart_ns` longer than elsewhere; 0: they are spread like the others.
     """
 
     policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH
@@ -27,12 +29,15 @@ class RoutingSettings:
     harm_weight: float = 1.0
     load_bound: float = 1.25
     first_output_tokens: int = 200
+    late_apart_ns: int = 20_000_000_000
 
     def __post_init__(self) -> None:
         if self.harm_weight < 0:
             raise ValueError(f"harm_weight must be at least 0, not {self.harm_weight}")
         if self.load_bound < 1:
             raise ValueError(f"load_bound must be at least 1, not {self.load_bound}")
+        if self.late_apart_ns < 0:
+            raise ValueError(f"late_apart_ns must be at least 0, not {self.late_apart_ns}")
         if self.first_output_tokens < 1:
             raise ValueError(f"first_output_tokens must be at least 1: {self.first_output_tokens}")
 
@@ -45,6 +50,7 @@ class RoutingSettings:
             self.harm_weight,
             self.load_bound,
             self.first_output_tokens,
+            self.late_apart_ns,
         )
 
     @staticmethod
@@ -55,4 +61,5 @@ class RoutingSettings:
             harm_weight=fact.harm_weight,
             load_bound=fact.load_bound,
             first_output_tokens=fact.first_output_tokens,
+            late_apart_ns=fact.late_apart_ns,
         )

@@ -20,6 +20,7 @@ from service.engine.plan import Emission, Grammar, SamplingParams
 from service.engine.prompt_output import PromptOutput
 from service.fleet.wire.handshake import NONCE_BYTES, PROOF_BYTES
 from telemetry.facts.engine_records import EngineStarted, StepCostSet
+from telemetry.facts.fleet.routing_records import PrefixChanges
 from telemetry.facts.fleet_records import RemoteAccount
 from telemetry.facts.reasons import EndReason
 
@@ -193,12 +194,15 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence came into the batch for the first time; `hit_tokens` of its prompt were cached."""
+    """A sequence came into the batch for the first time; `hit_tokens` of its prompt were cached.
+    That was `waited_ns` after its submit was read, by the node's clock: the news comes with the end
+    of the step that it came into. None: a node of an earlier release."""
 
     seq_id: int
     known_tokens: int
     hit_tokens: int
     ghost_tokens: int
+    waited_ns: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True):
@@ -229,7 +233,7 @@ class Accounted(_Message, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an engine, whoever asks."""
+    """Of an engine, whoever asks. Its last steps took `drift` times what `cost` predicts."""
 
     running: int = 0
     waiting: int = 0
@@ -242,6 +246,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     budget_tokens: int = 0
     target_ns: int | None = None
     cost: StepCostSet | None = None
+    drift: float = 1.0
 
 
 class LoadReport(_Message, frozen=True):
@@ -251,7 +256,8 @@ class LoadReport(_Message, frozen=True):
     of `ended` of them. `prompt_tokens` are those still to be computed, of waiting and begun
     prompts; `context_tokens` are those that `decode_rows` attend to. `cost` is the fit in use, None
     before the first. `target_ns` is the latency target that bounds steps with prompts, None where
-    `budget_tokens` does."""
+    `budget_tokens` does. `prefixes` are what the engine came to hold and to hold no more since the
+    last report that had any; None: nothing, or a node of an earlier release."""
 
     number: int
     incarnation: int
@@ -259,6 +265,7 @@ class LoadReport(_Message, frozen=True):
     received: int
     ended: int
     load: Load
+    prefixes: PrefixChanges | None = None
 
 
 class KvRates(_Message, frozen=True):

@@ -44,7 +44,8 @@ _QUEUES_PER_ITERATION = 16  # of the event loop: less than half a millisecond of
 class EngineClient:
     """Connects requests with the running engine process.
 
-    `on_frame` is called with the facts of each frame that was read (the loop probe uses it).
+    `on_frame` is called with the facts of each frame that was read (the loop probe uses it),
+    `on_prefixes` with what the engine says of its prefix cache, where it was asked.
     `frames` counts those of this engine. Of several gateway processes the main one has a `lane`:
     it records the engine's facts. Sequence ids begin after `first_seq_id`.
     """
@@ -61,6 +62,7 @@ class EngineClient:
         self.limits = RuntimeLimitsOwner(self.send)
         self.adapters = AdapterView(self.send)
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
+        self.on_prefixes: Callable[[frames.PrefixesHeld], None] = lambda news: None
         self.before_frame: Callable[[], None] = _nothing
         self.after_frame: Callable[[], None] = _nothing
         self._lane = lane
@@ -210,6 +212,8 @@ class EngineClient:
                 self._receive_frame(message)
             case frames.LoadProgress():
                 self._on_progress(message.stage)
+            case frames.PrefixesHeld():
+                self.on_prefixes(message)
             case frames.KvOffered():
                 self.kv_offered = message
             case frames.ProfileEnded():

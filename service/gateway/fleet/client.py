@@ -340,9 +340,9 @@ class FleetClient(EngineClient):
         remote.waiting_before = 0
         known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
         self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))
-        self._facts.append(
-            RemoteAdmitted(at_ns, admitted.seq_id, remote.link.name, known, hit, ghost)
-        )
+        name, waited_ns = remote.link.name, admitted.waited_ns
+        fact = RemoteAdmitted(at_ns, admitted.seq_id, name, known, hit, ghost, waited_ns)
+        self._facts.append(fact)
 
     def _tell(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
         queue = self._queues.get(fact.seq_id)

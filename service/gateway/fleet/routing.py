@@ -9,6 +9,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
+from msgspec.structs import asdict
+
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import anchors_of
@@ -66,7 +68,6 @@ class Routing:
 
     def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> None:
         """An engine's load has come."""
-        load = report.load
         self._router.report(
             EngineReported(
                 at_ns=at_ns,
@@ -76,18 +77,9 @@ class Routing:
                 age_ns=0,  # not known: the clocks of two machines are not compared here
                 received=report.received,
                 ended=report.ended,
-                running=load.running,
-                waiting=load.waiting,
-                prompt_tokens=load.prompt_tokens,
-                decode_rows=load.decode_rows,
-                context_tokens=load.context_tokens,
-                blocks_used=load.blocks_used,
-                blocks_total=load.blocks_total,
-                max_seqs=load.max_seqs,
-                budget_tokens=load.budget_tokens,
-                target_ns=load.target_ns,
                 draining=link.engine is not None and link.engine.draining,
-                cost=load.cost,
+                prefixes=report.prefixes,
+                **asdict(report.load),
             )
         )
 

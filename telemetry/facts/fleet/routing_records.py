@@ -76,6 +76,7 @@ class RouterStarted(_Fact, frozen=True):
     harm_weight: float
     load_bound: float
     first_output_tokens: int
+    late_apart_ns: int = 0
 
 
 class EngineJoined(_Fact, frozen=True):

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from diagnosis.evidence import Unit
 from diagnosis.routed.abstentions import NEEDS, Seen, abstentions
 from diagnosis.routed.causes.router_herding import meeting
-from diagnosis.routed.evidence import Routed
+from diagnosis.routed.evidence import Routed, Transferred
 from diagnosis.routed.prefixes import ComputedPrefixes
 from diagnosis.routed.ranking import EXPLAINS, Held, ranked
 from diagnosis.routed.sequences import Sequence
 from diagnosis.routed.signals import EngineSignal
 from diagnosis.routed.steps import EngineSteps
-from diagnosis.routed.symptoms import JUDGED, FleetFault, FleetSymptom
+from diagnosis.routed.symptoms import FleetFault, FleetSymptom
 from diagnosis.routed.thresholds import GONE_TICKS, HELD_TICKS, SEEN_NS
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported
@@ -80,6 +80,17 @@ def test_rows_of_other_gateways_count_as_the_engine_reports_them() -> None:
 
     assert step is not None
     assert step.expected_ns == 10 * MS + 8 * MS + 800 * 1000
+
+
+def test_a_frame_with_more_tokens_of_a_sequence_is_more_steps() -> None:
+    steps = EngineSteps()
+    live = {1: Sequence(1, "r1", "a", 0, 100)}
+    steps.step(frame(0, 1), live, COST, 0)
+    step = steps.step(TokensReceived(90 * MS, "a", (ReceivedRow(1, 3),)), live, COST, 0)
+
+    assert step is not None
+    assert (step.steps, step.span_ns) == (3, 90 * MS)
+    assert step.expected_ns == 3 * (10 * MS + 1 * MS + 100 * 1000)
 
 
 def test_a_prompt_costs_as_much_of_its_time_as_was_seen_in_steps() -> None:
@@ -162,12 +173,15 @@ def test_the_onset_is_when_it_was_first_there() -> None:
 def test_what_is_not_seen_is_not_judged_and_named() -> None:
     nothing = {one.symptom for one in abstentions(Seen(), 1)}
     all_seen = Seen(*(True for _ in Seen.__slots__))
-    left = {one.symptom for one in abstentions(all_seen, 2)}
+    alone = {one.symptom for one in abstentions(all_seen, 1)}
 
     assert nothing == set(FleetSymptom) == set(NEEDS)
-    assert left == set(FleetSymptom) - set(JUDGED)
-    assert "KV that goes from one engine" in abstentions(all_seen, 2)[0].text
+    assert abstentions(all_seen, 2) == ()
+    assert alone == {
+        FleetSymptom.REPLICA_SLOW, FleetSymptom.ROUTER_HERDING, FleetSymptom.HOT_PREFIX
+    }  # fmt: skip
+    assert "KV that comes from another" in abstentions(Seen(), 1)[-1].text
 
 
 def test_each_quantity_has_a_unit_and_a_meaning() -> None:
-    assert all(isinstance(one.unit, Unit) and one.meaning for one in Routed)
+    assert all(isinstance(one.unit, Unit) and one.meaning for one in (*Routed, *Transferred))

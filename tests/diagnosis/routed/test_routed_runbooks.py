@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.routed.symptoms import JUDGED, FleetSymptom, runbook_of
+from benchmarks.diagnosis.fleet.twins import HEALTHY_ONES, MECHANISMS
+from diagnosis.routed.symptoms import FleetSymptom, runbook_of
 from diagnosis.verdicts.runbook import HEADINGS
-from lab.fleet.twins.registry import FLEET_TWINS, HEALTHY
 from tests.diagnosis.test_runbooks import (
     ROOT,
     all_options,
@@ -32,13 +32,13 @@ def page_of(symptom: FleetSymptom) -> Path:
     return ROOT / runbook_of(symptom)
 
 
-@pytest.mark.parametrize("symptom", JUDGED)
+@pytest.mark.parametrize("symptom", FleetSymptom)
 def test_every_symptom_that_is_judged_has_a_page_and_twins(symptom: FleetSymptom) -> None:
     found = sections(page_of(symptom))
 
     assert tuple(found) == HEADINGS[: HEADINGS.index("On vLLM")]
     assert all(found.values())
-    assert len(FLEET_TWINS[symptom.value]) >= 2  # one of them held out
+    assert len(MECHANISMS[symptom.value]) >= 2  # one of them held out
     shown = f"python -m benchmarks.diagnosis.fleet show {symptom.value} "
     assert found["Reproduce"].startswith(shown)
     for title in ("Mitigate now", "Is it over?"):
@@ -46,10 +46,10 @@ def test_every_symptom_that_is_judged_has_a_page_and_twins(symptom: FleetSymptom
 
 
 def test_there_is_a_page_for_each_and_for_nothing_else() -> None:
-    assert {page.stem for page in PAGES} == {one.value for one in JUDGED} | {"README"}
-    assert set(FLEET_TWINS) == {one.value for one in JUDGED} | {HEALTHY}
+    assert {page.stem for page in PAGES} == {one.value for one in FleetSymptom} | {"README"}
+    assert set(MECHANISMS) == {one.value for one in FleetSymptom} | set(HEALTHY_ONES)
     rows = re.findall(r"^\| \[(\w+)\]", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    assert rows == [one.value for one in JUDGED]
+    assert rows == [one.value for one in FleetSymptom]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -68,11 +68,11 @@ def test_links_metrics_and_commands_of_a_page_exist(page: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= options(words[0]), words
 
 
-@pytest.mark.parametrize("symptom", JUDGED)
+@pytest.mark.parametrize("symptom", FleetSymptom)
 def test_mechanisms_and_flags_that_a_page_names_exist(symptom: FleetSymptom) -> None:
     text = page_of(symptom).read_text()
     for name in re.findall(r"--mechanism (\w+)", text):
-        assert name in FLEET_TWINS[symptom.value], name
+        assert name in MECHANISMS[symptom.value], name
     own = {"--mechanism", "--seed", "--time", "--fork", "--monotonic"}
     assert set(_FLAG.findall(text)) - own <= all_options()
 
@@ -80,7 +80,7 @@ def test_mechanisms_and_flags_that_a_page_names_exist(symptom: FleetSymptom) -> 
 def test_evidence_that_pages_explain_is_measured() -> None:
     from diagnosis.routed.evidence import Routed
 
-    told = "\n".join(page_of(one).read_text() for one in JUDGED)
+    told = "\n".join(page_of(one).read_text() for one in FleetSymptom)
     named = {one.value for one in Routed}
 
     assert {one for one in named if f"`{one}`" in told} >= {

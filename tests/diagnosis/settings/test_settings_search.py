@@ -57,10 +57,10 @@ WORLDS: dict[str, Promised] = {
 }
 
 
-# The search of one of these replays for ten seconds and more. Quicker ones have the same forms:
-# "whole prompts" and "no chunks" of settings that are wrong, "too long" and "stalls" of what no
+# The search of one of these replays for six seconds and more. Quicker ones have the same forms:
+# "whole prompts" and "two slots" of settings that are wrong, "too long" and "stalls" of what no
 # setting changes; `test_settings_answer.py` has the forms themselves, capacity among them.
-SLOW = ("tight pool", "flood", "overload")
+SLOW = ("no chunks", "tight pool", "flood", "overload")
 
 
 def each(*names: str) -> list[Any]:
@@ -98,7 +98,7 @@ def test_a_server_that_is_well_has_nothing_to_gain() -> None:
     ("name", "setting", "remedy"),
     [
         ("whole prompts", "max_batched_tokens", Remedy.RUNTIME),
-        ("no chunks", "chunked_prefill", Remedy.SETTINGS),
+        pytest.param("no chunks", "chunked_prefill", Remedy.SETTINGS, marks=pytest.mark.slow),
         ("two slots", "max_num_seqs", Remedy.RUNTIME),
         pytest.param("tight pool", "kv_memory", Remedy.SETTINGS, marks=pytest.mark.slow),
     ],

@@ -114,7 +114,9 @@ def _happen(fleet: Fleet, random: Random) -> None:
         case 4 if router.eligible:
             first = random.randrange(20)
             anchors = tuple(range(first, first + random.randrange(20)))
-            fleet.send(fleet.request(random.randint(1, 2000), anchors))
+            target_ns = random.choice((None, 50 * MS, 300 * MS))
+            tokens = random.randint(1, 2000)
+            fleet.send(fleet.request(tokens, anchors, ttft_target_ns=target_ns))
         case 5 if router.outstanding(engine):
             fleet.end(random.choice(router.outstanding(engine)), engine)
         case _:

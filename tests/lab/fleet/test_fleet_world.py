@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from lab.fleet.engine import COST, KEY, LIMITS, SimEngine
+from lab.fleet.faults import Death, Drain, Join
 from lab.fleet.outcome import TARGET, Asked
-from lab.fleet.scenarios import fleet_chaos
+from lab.fleet.scenarios import fleet_chaos, tiny_chaos
 from lab.fleet.traffic import Session, Trace, Turn, sessions
 from lab.fleet.world import FleetScenario, FleetWorld
 from service.engine.inbox import Submit
@@ -29,6 +30,20 @@ def test_a_fleet_with_faults_keeps_every_invariant() -> None:
         ends |= {asked.end for asked in world.asked.values()}
 
     assert {EndReason.EOS, EndReason.DISCONNECT, EndReason.ENGINE_DIED} <= ends
+
+
+def test_short_fleets_have_the_same_faults() -> None:
+    """Ten thousand of them are run in `benchmarks/fleet/faults.py`."""
+    ends, events = set(), set()
+    for seed in range(15):
+        scenario = tiny_chaos(seed)
+        world = FleetWorld(scenario)
+        world.run()
+        ends |= {asked.end for asked in world.asked.values()}
+        events |= {type(one) for one in scenario.faults.events}
+
+    assert {EndReason.EOS, EndReason.DISCONNECT, EndReason.ENGINE_DIED} <= ends
+    assert {Death, Drain, Join} <= events
 
 
 def test_a_run_is_a_function_of_its_scenario() -> None:

@@ -41,6 +41,7 @@ class ScriptedEngine:
         self.live: dict[int, Submit] = {}
         self.paused: set[int] = set()
         self.cancelled: list[Cancel] = []
+        self.asked: list[frames.WatchPrefixes] = []
         self._outputs: dict[int, int] = {}
         self._clock = clock
         self._steps = 0
@@ -100,9 +101,16 @@ class ScriptedEngine:
                     self.paused.add(seq_id)
                 case Resume(seq_id):
                     self.paused.discard(seq_id)
+                case frames.WatchPrefixes() as asked:
+                    self.asked.append(asked)
                 case _:
                     pass
         await self._send(emissions, facts)
+
+    async def say(self, message: frames.ToGateway) -> None:
+        """Send a message of its own."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._ours, frames.encode(message))
 
     async def step(self) -> None:
         """One token of each live sequence."""

@@ -38,14 +38,14 @@ def spawn(
     )
 
 
-def eventually(condition: Any, what: str, timeout_s: float = 20.0) -> Any:
+def eventually(condition: Any, what: str, timeout_s: float = 20.0, every_s: float = 0.02) -> Any:
     """Poll until `condition()` is true; the generous limit only turns a hang into a failure."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
@@ -71,7 +71,8 @@ class Server:
         command = (self.command, "--port", str(self.port), *self.args)
         self.process = spawn(*command, env=self._env, launcher=self.launcher, stderr=self._log)
         try:
-            eventually(self.is_ready_or_dead, "readiness", START_TIMEOUT_S)
+            # seldom: client and gateway would take the CPU that the start needs
+            eventually(self.is_ready_or_dead, "readiness", START_TIMEOUT_S, every_s=0.1)
             assert self.process.poll() is None, self.log()
         except BaseException:
             self.__exit__()

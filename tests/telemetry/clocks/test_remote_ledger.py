@@ -24,7 +24,7 @@ from telemetry.facts.fleet_records import (
     SequenceSent,
     TokensReceived,
 )
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, Phase
 from telemetry.facts.records import Fact
 from telemetry.journal.live_requests import LiveRequests
 from telemetry.ledger.builder import LedgerBuilder
@@ -104,6 +104,21 @@ def test_the_parts_of_a_request_are_the_gateways_the_nodes_and_the_wire() -> Non
     assert [p.end_ns // MS for p in timeline.phases][:5] == [1, 2, 9, 38, 50]
     assert timeline.ttft_ns == 38 * MS
     assert timeline.tpot_ns == 6 * MS
+
+
+@pytest.mark.parametrize(("waited_ms", "queue_ends_ms"), [(None, 38), (20, 25), (99, 38)])
+def test_queue_ends_when_the_sequence_came_into_the_batch_not_with_the_news_of_it(
+    waited_ms: int | None, queue_ends_ms: int
+) -> None:
+    """The news comes with the first token. A wait that ends after that cannot be."""
+    facts = [fact for fact in facts_of() if not isinstance(fact, RemoteAdmitted)]
+    sent = next(place for place, fact in enumerate(facts) if isinstance(fact, SequenceSent))
+    waited_ns = None if waited_ms is None else waited_ms * MS
+    facts.insert(sent + 1, RemoteAdmitted(38 * MS, 1, "n", 4, 0, 0, waited_ns))
+    ends = {phase.name: phase.end_ns for phase in timeline_of(facts).phases}
+
+    assert ends[Phase.QUEUE] == queue_ends_ms * MS
+    assert ends[Phase.PREFILL] == 38 * MS
 
 
 def test_the_wire_is_one_part_where_the_clocks_do_not_allow_to_split_it() -> None:

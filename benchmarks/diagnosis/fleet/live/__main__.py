@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.diagnosis.fleet.live.clients import Clients
 from benchmarks.diagnosis.fleet.live.clock import JumpingClock
-from benchmarks.diagnosis.fleet.live.drills import CULPRIT, DRILLS, SLOT, Drill, Scene
+from benchmarks.diagnosis.fleet.live.drills import CULPRIT, DRILLS, Drill, Scene
 from benchmarks.diagnosis.fleet.live.processes import Fleet, fleet
 from benchmarks.diagnosis.fleet.live.watch import Said, Watch
 
@@ -36,19 +36,19 @@ def main() -> None:
     args = parser.parse_args()
     names = args.drills or list(DRILLS)
     rows: list[dict[str, Any]] = []
-    for kind in dict.fromkeys(DRILLS[name].fleet for name in names):
-        rows += _run([name for name in names if DRILLS[name].fleet == kind], kind)
+    _run(names, rows)
     right = [row for row in rows if row["right"]]
     args.out.write_text(json.dumps({"right": len(right), "drills": rows}, indent=2) + "\n")
     print(f"{len(right)} of {len(rows)} right; {args.out}")
     sys.exit(len(right) < len(rows))
 
 
-def _run(names: Sequence[str], kind: str) -> list[dict[str, Any]]:
-    """Drills of one kind of fleet, one after the other on the same fleet."""
-    rows: list[dict[str, Any]] = []
-    with _stage(kind) as (running, clients, clock), Watch(running.gateway) as watch:
+def _run(names: Sequence[str], rows: list[dict[str, Any]]) -> None:
+    """One after the other on the same fleet."""
+    with _stage() as (running, clients, clock), Watch(running.gateway) as watch:
         time.sleep(_FIRST_S)
+        started = watch.phase()
+        print(f"while it started: {dict(started.first)}", flush=True)
         for name in names:
             time.sleep(_CALM_S)
             before = watch.phase()
@@ -59,23 +59,15 @@ def _run(names: Sequence[str], kind: str) -> list[dict[str, Any]]:
             rows.append(_row(name, DRILLS[name], before, during))
             print(json.dumps(rows[-1]), flush=True)
         print(f"answers: {dict(clients.ends)}", flush=True)
-    return rows
 
 
 @contextmanager
-def _stage(kind: str) -> Iterator[tuple[Fleet, Clients, JumpingClock]]:
+def _stage() -> Iterator[tuple[Fleet, Clients, JumpingClock]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         clock = JumpingClock(folder)
-        slots, policy, clients = ((), (), (6, 60, 0.4))
-        if kind == SLOT:
-            slots, policy = ("--max-num-seqs", "1"), ("--routing", "prefix_affinity")
-            clients = (4, 200, 0.1)
-        running = stack.enter_context(
-            fleet(folder, NAMES, slots, policy, {CULPRIT: clock.environment})
-        )
-        number, tokens, pause_s = clients
-        asking = Clients(running.gateway.url, number, 1, tokens, pause_s)
+        running = stack.enter_context(fleet(folder, NAMES, {CULPRIT: clock.environment}))
+        asking = Clients(running.gateway.url, number=6, seed=1, output_tokens=60, pause_s=0.4)
         yield running, stack.enter_context(asking), clock
 
 
@@ -95,7 +87,7 @@ def _row(name: str, drill: Drill, before: Said, during: Said) -> dict[str, Any]:
     culprits = during.culprits.get(first, {})
     culprit = max(culprits, key=lambda one: culprits[one], default="")
     calm = not any(one for one in before.first if one)
-    at_fault = culprit == CULPRIT or drill.symptom in ("", "hot_prefix")
+    at_fault = culprit == CULPRIT or not drill.symptom
     return {
         "drill": name,
         "what": drill.what,

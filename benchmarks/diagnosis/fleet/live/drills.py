@@ -14,8 +14,6 @@ from benchmarks.diagnosis.fleet.live.clock import JumpingClock
 from benchmarks.diagnosis.fleet.live.processes import Fleet
 
 CULPRIT = "second"
-SLOT, SHARED = "slot", "shared"
-"""Which fleet a drill is of: engines with one slot each and affinity, or the defaults."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Drill:
     symptom: str
     what: str
     act: Callable[[Scene], None]
-    fleet: str = SHARED
 
 
 def _nothing(scene: Scene) -> None:
@@ -50,9 +47,9 @@ def _nothing(scene: Scene) -> None:
 def _stopped_again_and_again(scene: Scene) -> None:
     pid = scene.fleet.nodes[CULPRIT].engine_pid
     try:
-        while scene.pause(0.04):
+        while scene.pause(0.02):
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.06)
+            time.sleep(0.2)
             os.kill(pid, signal.SIGCONT)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -77,17 +74,10 @@ def _jumps(scene: Scene) -> None:
         scene.clock.jump(300_000_000)
 
 
-def _one_prefix(scene: Scene) -> None:
-    before, scene.clients.prefixes = scene.clients.prefixes, 1
-    scene.stop.wait()
-    scene.clients.prefixes = before
-
-
 DRILLS: dict[str, Drill] = {
     "nothing": Drill("", "nothing, as long as a drill", _nothing),
-    "stopped": Drill("replica_slow", "SIGSTOP for 60 ms of each 100 ms", _stopped_again_and_again),
+    "stopped": Drill("replica_slow", "SIGSTOP for 200 ms of each 220 ms", _stopped_again_and_again),
     "flushed": Drill("affinity_lost", "its cache is flushed every 0.7 s", _flushed),
     "jumps": Drill("clock_unbounded", "its machine's clock jumps by 0.3 s every 3 s", _jumps),
     "late": Drill("signals_stale", "a proxy delays all that its node sends, up to 4 s", _late),
-    "one_prefix": Drill("hot_prefix", "all clients send one prefix", _one_prefix, fleet=SLOT),
 }

@@ -31,10 +31,10 @@ class Process:
     def engine_pid(self) -> int:
         """The child whose name says what it is. Raises LookupError while there is none."""
         pid = self.popen.pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"engine-process" in words or b"engine_main" in words:
-                return int(child)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                if b"engine-process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
         raise LookupError(f"process {pid} has no engine")
 
     def get(self, path: str, method: str = "GET") -> bytes:
@@ -57,11 +57,11 @@ class Fleet:
 def fleet(
     folder: Path,
     names: Sequence[str],
-    node_flags: Sequence[str] = (),
-    gateway_flags: Sequence[str] = (),
-    environments: Mapping[str, Mapping[str, str]] | None = None,
+    environments: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Fleet]:
-    """Started, and ended. `environments` has more variables for some nodes."""
+    """Started, and ended. `environments` has more variables for some nodes. Requests are dealt out,
+    so that each engine has as many: the default policy would leave the machine's least busy engine
+    nearly all of so few."""
     key = folder / "fleet.key"
     key.write_text("0123456789abcdef0123456789abcdef\n")
     with contextlib.ExitStack() as stack:
@@ -71,9 +71,16 @@ def fleet(
         for name in names:
             port = _free_port()
             node = _start(
-                ["engine", "--listen", f"127.0.0.1:{port}", "--key-file", str(key), *node_flags],
+                [
+                    "engine",
+                    "--listen",
+                    f"127.0.0.1:{port}",
+                    "--key-file",
+                    str(key),
+                    "--no-root-cause",
+                ],
                 folder / f"{name}.log",
-                (environments or {}).get(name, {}),
+                environments.get(name, {}),
             )
             stack.callback(_end, node)
             links[name] = stack.enter_context(SlowLink(port))
@@ -82,7 +89,9 @@ def fleet(
         engines = folder / "engines.toml"
         engines.write_text("\n".join([*lines, ""]))
         gateway = _start(
-            ["serve", "--engines", str(engines), *gateway_flags], folder / "gateway.log", {}
+            ["serve", "--engines", str(engines), "--routing", "round_robin"],
+            folder / "gateway.log",
+            {},
         )
         stack.callback(_end, gateway)
         for one in (*nodes.values(), gateway):
@@ -95,7 +104,10 @@ def _start(words: list[str], log: Path, environment: Mapping[str, str]) -> Proce
     command = [sys.executable, "-m", "service.cli.main", *words, "--port", str(port)]
     with log.open("wb") as file:
         popen = subprocess.Popen(
-            [*command, "--model", MODEL], env={**os.environ, **environment}, stderr=file
+            [*command, "--model", MODEL],
+            env={**os.environ, **environment},
+            stdout=file,
+            stderr=file,
         )
     return Process(popen, f"http://127.0.0.1:{port}")
 
