@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from benchmarks.diagnosis.fleet.scoring import Scores
 from benchmarks.diagnosis.fleet.twins import HEALTHY_ONES, MECHANISMS
 from diagnosis.routed.symptoms import FleetSymptom, runbook_of
 from diagnosis.verdicts.runbook import HEADINGS
@@ -87,3 +89,16 @@ def test_evidence_that_pages_explain_is_measured() -> None:
         "step_factor", "within_age", "over_window", "prefix_share", "avoidable_share",
         "signal_age", "clock_steps", "late_firsts",
     }  # fmt: skip
+
+
+def test_scores_of_twins_are_those_that_the_results_state() -> None:
+    """The committed result has every class with each of its mechanisms."""
+    path = ROOT / "benchmarks/results/diagnosis/fleet.json"
+    scores = msgspec.json.decode(path.read_bytes(), type=Scores)
+    page = (ROOT / "docs/results/fleet_diagnosis.md").read_text()
+
+    assert set(scores.classes) == {one.value for one in FleetSymptom}
+    for name, one in scores.classes.items():
+        assert set(one.by_mechanism) == set(MECHANISMS[name])
+        assert f"| `{name}` | {one.right} of {one.twins} |" in page, name
+    assert f"{scores.false_alarms} of {scores.healthy}" in page
