@@ -62,7 +62,8 @@ def _cases(seeds: str, names: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         for name in names:
             known = MECHANISMS[name]
             for number in range(1 + (name in HEALTHY_ONES)):
-                yield name, known[(seed + number * len(known) // 2) % len(known)], seed
+                turn = seed + number * len(known) // 2
+                yield name, known[turn % len(known)], seed
 
 
 def _read(path: Path) -> list[Row]:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from telemetry.metrics.catalog import all_metrics, attach, fleet, gateway
+from telemetry.metrics.catalog import all_metrics, attach, fleet, gateway, kv_transfer
 from telemetry.metrics.metric import Metric
 from telemetry.requests.phases import Measure
 from telemetry.stats.histogram_report import merge
@@ -201,9 +201,14 @@ def test_a_real_server_exposes_every_metric_of_the_catalog_and_no_other() -> Non
     """Families without a measured value have no sample, but a name. Those of a sidecar are in
     `tests/attach/test_sidecar.py`, those of several gateway processes in
     `tests/gateway/processes/test_e2e_gateways.py`, those of a fleet in
-    `tests/fleet/test_shifted_clock.py`."""
+    `tests/fleet/test_shifted_clock.py` and `tests/fleet/test_kv_metrics.py`."""
     of_a_sidecar = {one.name for one in vars(attach).values() if isinstance(one, Metric)}
-    of_a_fleet = {one.name for one in vars(fleet).values() if isinstance(one, Metric)}
+    of_a_fleet = {
+        one.name
+        for module in (fleet, kv_transfer)
+        for one in vars(module).values()
+        if isinstance(one, Metric)
+    }
     of_several_gateways = {
         gateway.GATEWAY_PROCESSES.name,
         gateway.GATEWAY_PROCESSES_ENDED.name,
