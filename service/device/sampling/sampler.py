@@ -5,9 +5,9 @@ grammars, logit_bias, min_tokens, the penalties, the end of a reasoning whose bu
 temperature, min_p, top_k, top_p; then the draw. This is the order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
-uniform number that is a hash of (s, i). So a text never depends on the batch it was
-computed in, on preemption, or on the machine's generator. `service.device.sampling.draw` has the
-draw itself.
+uniform number that is a hash of (s, i). So a draw from equal logits never depends on the batch it
+was computed in, on preemption, or on the machine's generator. `service.device.sampling.draw` has
+the draw itself.
 
 A step of greedy rows that want nothing else is one argmax over the batch.
 """

@@ -18,8 +18,9 @@ TEXT = "The capital of France is Paris, and the capital of Italy is Rome."
 
 @pytest.fixture(scope="module")
 def pooled() -> Iterator[Server]:
-    """Random weights, whose states are pooled because a flag says so."""
-    with Server("--model", "dummy:tiny", "--pooling", "mean", "--max-num-seqs", "4") as running:
+    """Random weights in float32, whose states are pooled because a flag says so."""
+    flags = ("--model", "dummy:tiny", "--dtype", "float32", "--pooling", "mean")
+    with Server(*flags, "--max-num-seqs", "4") as running:
         yield running
         eventually(running.is_empty, "an empty engine after the tests")
 
@@ -118,10 +119,11 @@ def test_a_streamed_echo_begins_with_the_prompt(server: Server) -> None:
     assert all(text.startswith(TEXT) and len(text) > len(TEXT) for text in texts)
 
 
-def test_the_best_of_several_has_the_highest_logprob_per_token(server: Server) -> None:
+def test_the_best_of_several_has_the_highest_logprob_per_token(pooled: Server) -> None:
+    """In float32: in bfloat16 logits differ with the shapes of a batch, and a text may part."""
     shared = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 1.5, "seed": 5}
-    every = complete(server, n=6, logprobs=0, **shared)
-    best = complete(server, n=2, best_of=6, **shared)
+    every = complete(pooled, n=6, logprobs=0, **shared)
+    best = complete(pooled, n=2, best_of=6, **shared)
 
     def mean(choice: dict[str, Any]) -> float:
         scores = choice["logprobs"]["token_logprobs"]
