@@ -73,6 +73,12 @@ class KvMetrics:
         self._splits: Counter[str] = Counter()
         self._regret_ns: Counter[str] = Counter()
 
+    @property
+    def open(self) -> int:
+        """Transfers and prompts in the books; zero when all have ended."""
+        blocks = len(self._reserved) + len(self._held)
+        return blocks + len(self._sealed) + len(self._taken) + self._regret.open
+
     def take(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
             if isinstance(fact, StepRecorded) and not self._regret.open:
@@ -94,13 +100,17 @@ class KvMetrics:
             case KvAdmitted():
                 self._transfers["admitted"] += 1
                 self._reserved.pop(fact.epoch, None)
-            case KvRefused() | KvLost():
+            case KvRefused():
                 self._transfers[fact.why.value] += 1
+            case KvLost():
+                self._transfers[fact.why.value] += 1
+                self._sealed.pop(fact.epoch, None)
             case KvHeld():
                 self._held[fact.epoch] = fact.blocks
             case KvReleased():
                 self._reserved.pop(fact.epoch, None)
                 self._held.pop(fact.epoch, None)
+                self._sealed.pop(fact.epoch, None)
             case KvChunkPushed():
                 self._bytes["sent"] += fact.bytes
                 self.rates.pushed(fact.bytes, fact.at_ns - fact.begin_ns)

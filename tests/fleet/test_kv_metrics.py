@@ -76,6 +76,17 @@ def test_what_comes_to_nothing_has_its_reason_and_its_blocks_come_back() -> None
     assert values(metrics, catalog.SECONDS) == {"kv.reserve": 0.001, "kv.lost": 0.001}
 
 
+def test_kv_that_came_and_is_given_up_before_it_was_compared_is_forgotten() -> None:
+    metrics = KvMetrics()
+    metrics.take([queued(1, 7), KvReserved(1, MS, 0, 7, 3, 0)])
+    metrics.take([KvSealed(1, 9 * MS, 7, 3, 300, RemoteParts(MS, MS, MS, MS))])
+    assert metrics.open
+    metrics.take([KvLost(1, 10 * MS, 0, 7, KvFault.CANCELLED), KvReleased(11 * MS, 0, 7, 3)])
+    metrics.take([SequenceEnded(1, 12 * MS, 0, EndReason.DISCONNECT, 0, 0)])
+
+    assert not metrics.open
+
+
 def test_a_prompt_is_counted_where_it_is_computed_until_its_engine_ends() -> None:
     metrics = KvMetrics()
     for seq_id in (1, 2):
