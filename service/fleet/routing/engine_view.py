@@ -84,7 +84,7 @@ class EngineView:
         if report.cost is not None:
             self._fitted = report.cost
         if self._fitted is not None:
-            self.cost = _command_of(self._fitted, report.drift)
+            self.cost = step_cost_at(self._fitted, report.drift)
         while self._unseen and self._unseen[0].ordinal <= report.received:
             self._unseen.popleft()
         while self._ends and self._ends[0][0] <= report.ended:
@@ -163,7 +163,7 @@ class EngineView:
         return None if self.report is None else max(0, now_ns - self.signal_ns)
 
 
-def _command_of(cost: StepCostSet, drift: float) -> SetStepCost:
+def step_cost_at(cost: StepCostSet, drift: float) -> SetStepCost:
     """The fitted cost at the present speed."""
     return SetStepCost(
         base_ns=round(cost.base_ns * drift),

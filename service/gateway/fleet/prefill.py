@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from service.engine.inbox import SetStepCost, Submit
+from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import STRIDE_BLOCKS
-from service.fleet.routing.engine_view import ASSUMED_BUDGET_TOKENS, ASSUMED_COST
+from service.fleet.routing.engine_view import ASSUMED_BUDGET_TOKENS, ASSUMED_COST, step_cost_at
 from service.fleet.routing.prefix_index import PrefixIndex
 from service.fleet.transfer.split import LinkCost, PrefillPlace, Split, choose
 from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
-from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.kv_transfer_records import Way
 from telemetry.facts.fleet.routing_records import RequestRouted
 
@@ -139,26 +138,12 @@ def _prefill_engines(link: EngineLink, links: Iterable[EngineLink]) -> list[Engi
 def _place(link: EngineLink, cached_tokens: int, sent_tokens: int) -> PrefillPlace:
     load = Load() if link.report is None else link.report.load
     return PrefillPlace(
-        cost=_cost(load.cost),
+        cost=ASSUMED_COST if load.cost is None else step_cost_at(load.cost, load.drift),
         cached_tokens=cached_tokens,
         waiting_tokens=load.prompt_tokens + sent_tokens,
         residents=load.decode_rows,
         context_tokens=load.context_tokens,
         chunk_tokens=load.budget_tokens or ASSUMED_BUDGET_TOKENS,
-    )
-
-
-def _cost(cost: StepCostSet | None) -> SetStepCost:
-    if cost is None:
-        return ASSUMED_COST
-    return SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-        pair_ns=cost.pair_ns,
-        mixed_ns=cost.mixed_ns,
-        spread=cost.spread,
     )
 
 
