@@ -107,7 +107,7 @@ class Transfers:
 
     @property
     def live(self) -> int:
-        return len(self._open)
+        return len(self._open) + self._accounts.open
 
     def take(self, fact: Fact) -> None:
         account = self._accounts.take(fact)
@@ -117,7 +117,9 @@ class Transfers:
         match fact:
             case EngineStarted():
                 self._blocks_total = fact.blocks_total
+                self._accounts = KvAccounts()  # an engine before it ends nothing any more
                 self._open.clear()
+                self._splits.clear()
             case KvReserved():
                 self.seen = True
                 cell.tried += 1

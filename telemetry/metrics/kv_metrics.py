@@ -77,7 +77,8 @@ class KvMetrics:
     def open(self) -> int:
         """Transfers and prompts in the books; zero when all have ended."""
         blocks = len(self._reserved) + len(self._held)
-        return blocks + len(self._sealed) + len(self._taken) + self._regret.open
+        folds = self._accounts.open + self._regret.open
+        return blocks + len(self._sealed) + len(self._taken) + folds
 
     def take(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
@@ -89,6 +90,8 @@ class KvMetrics:
             account = self._accounts.take(fact)
             if account is not None:
                 self._spent_ns.update(account.parts)
+                if account.fault is not None and isinstance(fact, SequenceEnded):
+                    self._transfers[account.fault.value] += 1  # it has no KvLost
                 self._hidden_ns += account.hidden_ns
 
     def _take(self, fact: Fact) -> None:

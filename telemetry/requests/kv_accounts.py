@@ -94,6 +94,11 @@ class KvAccounts:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
 
+    @property
+    def open(self) -> int:
+        """Transfers that are not over."""
+        return len(self._open)
+
     def forget(self, seq_id: int) -> None:
         """The sequence is known no more."""
         self._open.pop(seq_id, None)

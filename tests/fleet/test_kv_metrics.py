@@ -81,10 +81,11 @@ def test_kv_that_came_and_is_given_up_before_it_was_compared_is_forgotten() -> N
     metrics.take([queued(1, 7), KvReserved(1, MS, 0, 7, 3, 0)])
     metrics.take([KvSealed(1, 9 * MS, 7, 3, 300, RemoteParts(MS, MS, MS, MS))])
     assert metrics.open
-    metrics.take([KvLost(1, 10 * MS, 0, 7, KvFault.CANCELLED), KvReleased(11 * MS, 0, 7, 3)])
-    metrics.take([SequenceEnded(1, 12 * MS, 0, EndReason.DISCONNECT, 0, 0)])
+    metrics.take([SequenceEnded(1, 10 * MS, 0, EndReason.DISCONNECT, 0, 0)])
+    metrics.take([KvReleased(11 * MS, 0, 7, 3)])
 
     assert not metrics.open
+    assert values(metrics, catalog.TRANSFERS) == {"cancelled": 1}
 
 
 def test_a_prompt_is_counted_where_it_is_computed_until_its_engine_ends() -> None:

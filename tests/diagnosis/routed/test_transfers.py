@@ -134,3 +134,13 @@ def test_of_calm_transfers_nothing_is_said_and_of_routing_it_abstains() -> None:
     assert verdict.faults == ()
     assert {one.symptom for one in verdict.abstained} == set(S) - set(TROUBLES)
     assert diagnoser.live == 0
+
+
+def test_a_transfer_of_an_engine_that_has_ended_is_in_no_book() -> None:
+    diagnoser = RoutedDiagnoser()
+    for fact in [started(), *transfer(1, 10)[:3]]:
+        diagnoser.on_fact(fact)
+    assert diagnoser.live
+
+    diagnoser.on_fact(replace(started(), at_ns=1_000 * MS))
+    assert not diagnoser.live
