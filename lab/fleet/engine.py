@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import asdict, replace
 
-from lab.simulation.sim_executor import LinearCost
+from lab.simulation.sim_executor import FittedCost, LinearCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
@@ -57,9 +57,10 @@ LIMITS = Limits(
 """The defaults of `phasescope serve`, on a cache of 24,576 tokens."""
 
 
-def fitted(cost: LinearCost) -> SetStepCost:
-    """The true cost, as a fit would have it, with the spread of a quiet machine."""
-    return replace(cost.as_fitted(), spread=_SPREAD)
+def fitted(cost: LinearCost | FittedCost) -> SetStepCost:
+    """The true cost, as a fit would have it, with at least the spread of a quiet machine."""
+    found = cost.as_fitted()
+    return replace(found, spread=max(found.spread, _SPREAD))
 
 
 def as_fact(cost: LinearCost) -> StepCostSet:
@@ -68,12 +69,14 @@ def as_fact(cost: LinearCost) -> StepCostSet:
 
 class TimedDevice(CountedAdapters):
     """Implements `service.engine.executor.Executor`: a step takes its cost, times `slow`. A
-    sequence ends with `END_TOKEN` at the length that it was given."""
+    sequence ends with `END_TOKEN` at the length that it was given; `said` gives its other outputs
+    by their index."""
 
-    def __init__(self, clock: ManualClock, cost: LinearCost, limits: Limits) -> None:
+    def __init__(self, clock: ManualClock, cost: LinearCost | FittedCost, limits: Limits) -> None:
         super().__init__()
         self.block_tokens, self.blocks_total = limits.block_tokens, limits.blocks_total
         self.slow: Callable[[int], float] = lambda now_ns: 1.0
+        self.said: Callable[[int, int], int] = lambda seq_id, index: token_of(seq_id)
         self.lengths: dict[int, int] = {}
         self._clock, self._cost = clock, cost
         self._launched: deque[tuple[Plan, int]] = deque()
@@ -92,7 +95,7 @@ class TimedDevice(CountedAdapters):
     def _sample(self, row: DecodeRow | PrefillChunk) -> tuple[Sample, ...]:
         if row.output_index + 1 >= self.lengths[row.seq_id]:
             return self._end
-        return (Sample(token_of(row.seq_id)),)
+        return (Sample(self.said(row.seq_id, row.output_index)),)
 
 
 def _started(limits: Limits, at_ns: int) -> EngineStarted:
@@ -133,11 +136,12 @@ class SimEngine:
         name: str,
         incarnation: int,
         now_ns: int,
-        cost: LinearCost,
+        cost: LinearCost | FittedCost,
         whole_each: int,
         limits: Limits = LIMITS,
     ) -> None:
         self.name, self.incarnation = name, incarnation
+        self.block_tokens = limits.block_tokens
         self.clock = ManualClock(now_ns)
         self.device = TimedDevice(self.clock, cost, limits)
         self.scheduler = Scheduler(limits)

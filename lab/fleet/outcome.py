@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from lab.fleet.traffic import Session
+from lab.fleet.traffic import MAX_TOKENS, Session
 from telemetry.facts.fleet.routing_records import RouteRefusal
 from telemetry.facts.reasons import EndReason
 from telemetry.numbers.quantiles import quantile
@@ -21,6 +21,8 @@ class Asked:
     """One request, as its client sees it: stamps are those of the gateway.
 
     `engines` are those that it was sent to, one after the other. `seq_id` is that of the last try.
+    The text ends after `wanted_tokens`, which no router and no engine is told. Targets of None are
+    not asked for.
     """
 
     session: Session
@@ -28,6 +30,9 @@ class Asked:
     at_ns: int
     prompt: list[int]
     wanted_tokens: int
+    max_tokens: int = MAX_TOKENS
+    ttft_target_ns: int | None = TARGET.ttft_ns
+    itl_target_ns: int | None = TARGET.itl_ns
     seq_id: int = -1
     engines: list[str] = field(default_factory=list)
     first_ns: int | None = None

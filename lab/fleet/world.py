@@ -16,7 +16,7 @@ from lab.fleet.engine import COST, IDENTITY, KEY, LIMITS, Made, SimEngine, token
 from lab.fleet.faults import Death, Drain, FleetFaults, Join
 from lab.fleet.invariants import FleetInvariants
 from lab.fleet.link import Link
-from lab.fleet.outcome import TARGET, Asked, Outcome, outcome_of
+from lab.fleet.outcome import Asked, Outcome, outcome_of
 from lab.fleet.traffic import MAX_TOKENS, Session
 from lab.simulation.sim_executor import LinearCost
 from service.engine.admission import Limits
@@ -34,7 +34,8 @@ _END_TOKENS = (1,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetScenario:
-    """All that a run depends on. Engine `number` has the cost `costs[number % len(costs)]`."""
+    """All that a run depends on. Engine `number` has the cost `costs[number % len(costs)]`. Time
+    begins at `begin_ns`."""
 
     seed: int
     engines: int
@@ -44,11 +45,15 @@ class FleetScenario:
     costs: tuple[LinearCost, ...] = (COST,)
     limits: Limits = LIMITS
     faults: FleetFaults = field(default_factory=FleetFaults)
+    begin_ns: int = 0
 
 
 class FleetWorld:
-    """Runs one scenario. `make_router` lets a test put a broken one in. Without `watch` no
+    """Runs one scenario. Requests without a token whose engine is lost go to another one if the
+    gateway `sends_again`. `make_router` lets a test put a broken one in. Without `watch` no
     invariant is checked and no fact is kept: for measurements."""
+
+    sends_again = True
 
     def __init__(
         self,
@@ -57,12 +62,12 @@ class FleetWorld:
         watch: bool = True,
     ) -> None:
         self.scenario = scenario
-        self.now_ns = 0
+        self.now_ns = scenario.begin_ns
         self.facts: list[FleetFact] = []
         self.asked: dict[str, Asked] = {}
         self._random = Random(scenario.seed)
         record = self.facts.append if watch else _forget
-        self.router = make_router(scenario.settings, record, 0)
+        self.router = make_router(scenario.settings, record, self.now_ns)
         self._invariants = FleetInvariants(self.router) if watch else None
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._orders = self._seq_ids = self._joins = 0
@@ -111,17 +116,20 @@ class FleetWorld:
         wanted = session.turns[turn].output_tokens
         asked = Asked(session, turn, self.now_ns, prompt, wanted)
         request_id = f"r{len(self.asked)}"
-        self.asked[request_id] = asked
-        self._route(request_id, asked, ())
+        self._begin(request_id, asked)
         cancel_ns = self.scenario.faults.cancel_after(self._random)
         if cancel_ns is not None:
             self._at(self.now_ns + cancel_ns, self._cancel, request_id)
+
+    def _begin(self, request_id: str, asked: Asked) -> None:
+        self.asked[request_id] = asked
+        self._route(request_id, asked, ())
 
     def _route(self, request_id: str, asked: Asked, excluded: tuple[str, ...]) -> None:
         request = RouteRequest(
             request_id=request_id,
             prompt_tokens=len(asked.prompt),
-            max_tokens=MAX_TOKENS,
+            max_tokens=asked.max_tokens,
             anchors=anchors_of(
                 asked.prompt,
                 self.scenario.limits.block_tokens,
@@ -129,8 +137,8 @@ class FleetWorld:
                 identity=IDENTITY,
                 tenant=asked.session.tenant,
             ),
-            itl_target_ns=TARGET.itl_ns,
-            ttft_target_ns=TARGET.ttft_ns,
+            itl_target_ns=asked.itl_target_ns,
+            ttft_target_ns=asked.ttft_target_ns,
             excluded=excluded,
         )
         routed = self.router.choose(request, self.now_ns)
@@ -150,24 +158,25 @@ class FleetWorld:
         self._at(self.now_ns + self.scenario.link.delay_ns, self._arrive, engine, submit, asked)
 
     def _submit_of(self, asked: Asked) -> Submit:
+        ttft_ns = asked.ttft_target_ns
         return Submit(
             seq_id=asked.seq_id,
             prompt=asked.prompt,
-            max_tokens=MAX_TOKENS,
+            max_tokens=asked.max_tokens,
             sampling=SamplingParams(temperature=0.0),
             tenant=asked.session.tenant,
             end_token_ids=_END_TOKENS,
-            first_token_by_ns=asked.at_ns + TARGET.ttft_ns,
-            ttft_target_ns=TARGET.ttft_ns,
-            itl_target_ns=TARGET.itl_ns,
+            first_token_by_ns=None if ttft_ns is None else asked.at_ns + ttft_ns,
+            ttft_target_ns=ttft_ns,
+            itl_target_ns=asked.itl_target_ns,
         )
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, request_id: str, reason: EndReason = EndReason.DISCONNECT) -> None:
         """The client hangs up."""
         asked = self.asked[request_id]
         if asked.end is None and asked.seq_id in self._of:
             engine = self._of[asked.seq_id][1]
-            command = Cancel(asked.seq_id, EndReason.DISCONNECT)
+            command = Cancel(asked.seq_id, reason)
             self._at(self.now_ns + self.scenario.link.delay_ns, self._hang_up, engine, command)
 
     # Engines
@@ -267,19 +276,23 @@ class FleetWorld:
     # Who is there
 
     def _join(self, name: str) -> None:
-        number, costs, link = self._joins, self.scenario.costs, self.scenario.link
+        engine = self._made(name, self._joins)
         self._joins += 1
-        cost = costs[number % len(costs)]
-        limits = self.scenario.limits
-        engine = SimEngine(name, number + 1, self.now_ns, cost, link.whole_each, limits)
-        engine.device.slow = self.scenario.faults.slowness(name)
         self._engines[name] = engine
         self._all.append(engine)
-        lost = self.router.joined(name, engine.incarnation, limits.block_tokens, self.now_ns)
+        lost = self.router.joined(name, engine.incarnation, engine.block_tokens, self.now_ns)
         assert not lost, f"{name} is there already"
         if self._invariants is not None:
             self._invariants.joined(engine)
-        self._next_report(engine, self._random.randrange(link.report_period_ns))
+        self._next_report(engine, self._random.randrange(self.scenario.link.report_period_ns))
+
+    def _made(self, name: str, number: int) -> SimEngine:
+        """The engine that joins as the `number`-th."""
+        costs, link, limits = self.scenario.costs, self.scenario.link, self.scenario.limits
+        cost = costs[number % len(costs)]
+        engine = SimEngine(name, number + 1, self.now_ns, cost, link.whole_each, limits)
+        engine.device.slow = self.scenario.faults.slowness(name)
+        return engine
 
     def _schedule_faults(self, faults: FleetFaults) -> None:
         for event in faults.events:
@@ -309,7 +322,7 @@ class FleetWorld:
             self._of.pop(asked.seq_id, None)
             last_ns = engine.dead_ns + self.scenario.link.delay_ns
             started = asked.first_ns is not None and asked.first_ns <= last_ns
-            if started or len(asked.engines) > 1:
+            if started or len(asked.engines) > 1 or not self.sends_again:
                 self._close(request_id, asked, None, EndReason.ENGINE_DIED)
                 continue
             asked.first_ns, asked.tokens, asked.late = None, 0, 0

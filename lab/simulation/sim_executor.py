@@ -30,6 +30,7 @@ from service.engine.plan import (
     StepOutcome,
 )
 from service.engine.prompt_output import Pooled, PromptResult, PromptScores
+from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.clock import ManualClock
 
 _MIX = 0x9E3779B97F4A7C15
@@ -72,6 +73,26 @@ class LinearCost:
             decode_row_ns=self.decode_row_ns,
             context_token_ns=self.context_token_ns,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCost:
+    """The cost of a step as an engine has fitted it, all of its terms."""
+
+    fitted: SetStepCost
+
+    def step_ns(self, plan: Plan) -> int:
+        cost = self.fitted
+        context = sum([row.start for row in plan.decodes])
+        total_ns: float = cost.decode_step_ns(len(plan.decodes), context)
+        for chunk in plan.prefills:
+            tokens = len(chunk.tokens)
+            pairs = attention_pairs(tokens, chunk.start)
+            total_ns += cost.prefill_token_ns * tokens + cost.pair_ns * pairs
+        return round(total_ns + (cost.mixed_ns if plan.prefills else 0))
+
+    def as_fitted(self) -> SetStepCost:
+        return self.fitted
 
 
 def sim_token(seq_id: int, output_index: int, vocab: int) -> int:
@@ -264,3 +285,22 @@ class SimExecutor(CountedAdapters):
                 self._host[copy.host_slot] = list(self._cells[copy.block])
             case CopyKind.LOAD:
                 self._cells[copy.block] = list(self._host[copy.host_slot])
+
+
+class WritingExecutor(SimExecutor):
+    """Writes what it computes, and does not compare what it reads: for long texts. `said` gives the
+    outputs of a sequence by their index; None: they are a hash."""
+
+    said: Callable[[int, int], int] | None = None
+
+    def token(self, seq_id: int, output_index: int) -> int:
+        if self.said is None:
+            return super().token(seq_id, output_index)
+        return self.said(seq_id, output_index)
+
+    def _compute(
+        self, seq_id: int, blocks: Sequence[int], start: int, tokens: Sequence[int]
+    ) -> None:
+        size = self._block_tokens
+        for position, token in enumerate(tokens, start):
+            self._cells[blocks[position // size]][position % size] = Cell(token, seq_id)

@@ -35,8 +35,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         metavar="NAME=VALUE",
         dest="changes",
-        help="a limit to change, as in kv_blocks=4000 or max_batched_tokens=512; may be given "
-        "often (an unknown name prints the list)",
+        help="a limit to change, as in kv_blocks=4000 or max_batched_tokens=512, or of a fleet "
+        "engines=4, prefill=2 with decode=1, policy=round_robin; may be given often (an unknown "
+        "name prints the list)",
     )
     parser.add_argument(
         "--exact",
@@ -71,10 +72,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.source import journal_of
+    from lab.fleet.recorded.record import FleetNotReplayable, is_of_fleet
     from lab.replay.recorded import NotReplayable
     from lab.vllm_replay.protocol import SchedulerFailed
     from lab.vllm_replay.recording import is_of_vllm
     from lab.vllm_replay.replay_modelled import Stuck
+    from service.cli.operator.replay_fleet import replay_fleet
     from service.cli.operator.replay_vllm import replay_on_vllm
     from telemetry.journal.journal_reader import JournalError
 
@@ -83,8 +86,12 @@ def run(args: argparse.Namespace) -> int:
         with journal_of(args.source, args.debug_key) as journal:
             if is_of_vllm(journal.facts()):
                 return replay_on_vllm(args, journal)
+            if is_of_fleet(journal.facts()):
+                return replay_fleet(args, journal)
             return _exact(args, journal) if args.exact else _replay(args, journal)
-    except (JournalError, NotReplayable, SchedulerFailed, Stuck, Unreachable) as error:
+    except (
+        FleetNotReplayable, JournalError, NotReplayable, SchedulerFailed, Stuck, Unreachable
+    ) as error:  # fmt: skip
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     finally:

@@ -3,8 +3,9 @@
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
 parsed, tokenized, submitted, sent, queued, first admitted, grammar, a pause that is not over), the
-engine's start, its limits in force, its last step cost and the adapters that it knows. The steps,
-tokens and waits of those requests before the cut are lost.
+engine's start, its limits in force, its last step cost and the adapters that it knows; of a fleet
+its router's start and the engines that have joined. The steps, tokens and waits of those requests
+before the cut are lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.fleet_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
+from telemetry.facts.known_fleet import KnownFleet, KnownFleetFact
 from telemetry.facts.records import (
     EngineDied,
     Fact,
@@ -63,12 +65,14 @@ class LiveRequests:
         self._early: dict[int, list[Fact]] = {}
         self._engine: dict[type, Fact] = {}
         self._adapters = KnownAdapters()
+        self._fleet = KnownFleet()
         self._engine_encoded: bytes | None = None
         self._take: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._engine_fact,
             StepCostSet: self._engine_fact,
             LimitsSet: self._engine_fact,
             **dict.fromkeys(get_args(AdapterFact), self._adapter_fact),
+            **dict.fromkeys(get_args(KnownFleetFact), self._fleet_fact),
             EngineDied: self._engine_died,
             RequestAccepted: self._accepted,
             RequestParsed: self._request_fact,
@@ -102,12 +106,13 @@ class LiveRequests:
             handler(fact)
 
     def encoded(self) -> tuple[bytes, ...]:
-        """The engine's facts, then those of each live request, as encoded arrays. An array that has
-        not changed since the last call is the same object."""
+        """Facts of the engine or the fleet, then those of each live request, as encoded arrays. An
+        array that has not changed since the last call is the same object."""
         if self._engine_encoded is None:
-            facts: list[Fact] = [*self._engine.values(), *self._adapters.facts()]
-            self._engine_encoded = encode_facts(facts)
-        groups = [self._engine_encoded] if self._engine else []
+            own: list[Fact] = [*self._engine.values(), *self._adapters.facts()]
+            facts = [*self._fleet.facts(), *own]
+            self._engine_encoded = encode_facts(facts) if facts else b""
+        groups = [self._engine_encoded] if self._engine_encoded else []
         for live in self._requests.values():
             if live.encoded is None:
                 live.encoded = encode_facts(live.facts)
@@ -128,6 +133,10 @@ class LiveRequests:
 
     def _adapter_fact(self, fact: AdapterFact) -> None:
         self._adapters.take(fact)
+        self._engine_encoded = None
+
+    def _fleet_fact(self, fact: KnownFleetFact) -> None:
+        self._fleet.take(fact)
         self._engine_encoded = None
 
     def _engine_died(self, fact: EngineDied) -> None:

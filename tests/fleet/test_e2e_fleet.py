@@ -7,6 +7,7 @@ behaviour in one process.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -159,6 +160,34 @@ def test_the_parts_of_each_request_add_up_and_its_spans_are_one_tree(
             return len(mine) == 1 and len(roots) >= 2
 
         traces.wait_for(whole, f"one tree with a node's spans in it for {request_id}")
+
+
+def test_what_another_fleet_would_have_given_follows_from_what_the_gateway_recorded(
+    folder: Path, nodes: list[Node]
+) -> None:
+    with FleetGateway(FleetFile(folder, nodes), *MODEL) as gateway:
+        all_ready(gateway)
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda i: ask(gateway, f"if-{i}", n=1 + i % 2), range(24)))
+        assert {answer.status_code for answer in answers} == {200}
+
+        exact = replayed(gateway, "--exact")
+        more = replayed(gateway, "--set", "engines=3", "--set", "policy=round_robin")
+
+    assert exact == {"choices": 24, "differing": 0}
+    assert more["requests"] == 36
+    for run in (more["recorded"], more["replayed"], more["changed"]):
+        (outcome,) = run["outcomes"]["classes"].values()
+        assert (outcome["requests"], outcome["output_tokens"]) == (24, 36 * 12)
+        assert outcome["latency"]["ttft"]["p50_ms"] > 0
+    assert len(more["changed"]["sent"]) == 3
+
+
+def replayed(gateway: FleetGateway, *arguments: str) -> Any:
+    command = (sys.executable, "-m", "service.cli.main", "replay", gateway.url, *arguments)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_what_one_engine_alone_can_answer_is_refused_with_the_remedy(

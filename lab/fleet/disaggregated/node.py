@@ -64,8 +64,9 @@ class SimNode:
         self.clock = ManualClock(world.events.now_ns + offset_ns)
         limits = scenario.limits
         self.scheduler = world.builds.scheduler(limits)
-        self.executor = SimExecutor(
-            self.clock, limits.blocks_total, limits.block_tokens, cost=scenario.cost
+        cost = world.cost_of(peer.name, self.clock)
+        self.executor = world.builds.executor(
+            self.clock, limits.blocks_total, limits.block_tokens, cost=cost
         )
         self.memory = SimMemory(self.executor)
         self.inbox, self._lane = Inbox(), Lane(1 << 30)

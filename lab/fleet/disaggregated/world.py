@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from msgspec.structs import replace
+
 from lab.fleet.disaggregated.events import Events
 from lab.fleet.disaggregated.invariants import Invariants
 from lab.fleet.disaggregated.network import Network
 from lab.fleet.disaggregated.node import SimNode
 from lab.fleet.disaggregated.scenario import Ask, Fault, Scenario, StateFault
 from lab.simulation.evidence import require
+from lab.simulation.sim_executor import Cost, SimExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Pause, Resume, Submit
 from service.engine.plan import Emission, SamplingParams
@@ -22,6 +25,7 @@ from service.fleet.transfer.decode_side import DecodeSide
 from service.fleet.transfer.epochs import Epochs
 from service.fleet.transfer.messages import PeerId
 from service.fleet.transfer.prefill_side import PrefillSide
+from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 from telemetry.requests.kv_accounts import KvPart
@@ -34,6 +38,7 @@ class Builds:
     scheduler: Callable[[Limits], Scheduler] = Scheduler
     decode_side: Callable[..., DecodeSide] = DecodeSide
     prefill_side: Callable[..., PrefillSide] = PrefillSide
+    executor: Callable[..., SimExecutor] = SimExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,10 @@ class World:
         )
 
     # Called by engines
+
+    def cost_of(self, name: str, clock: Clock) -> Cost:
+        """What a step of an engine takes."""
+        return self.scenario.cost
 
     def emitted(self, node: SimNode, emissions: list[Emission]) -> None:
         for emission in emissions:
@@ -164,12 +173,13 @@ class World:
         if not remote or not peers:
             node.send(submit)
             return
+        self._start_remote(node, submit, peers[submit.seq_id % len(peers)])
+
+    def _start_remote(self, node: SimNode, submit: Submit, peer: PeerId) -> None:
+        """The prompt of a sequence is computed by another engine."""
         assert node.decode is not None
-        epoch = self._epochs[node.peer].next()
-        fields = {name: getattr(submit, name) for name in submit.__struct_fields__}
-        node.decode.start(
-            Submit(**fields | {"receives_kv": epoch}), peers[submit.seq_id % len(peers)]
-        )
+        receiving = replace(submit, receives_kv=self._epochs[node.peer].next())
+        node.decode.start(receiving, peer)
         node.wake()
 
     def _command(self, seq_id: int, command: Cancel | Pause | Resume) -> None:

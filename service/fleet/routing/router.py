@@ -28,6 +28,7 @@ from service.fleet.routing.settings import (
     MAX_EXCLUDED,
     RoutingSettings,
 )
+from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
@@ -85,14 +86,22 @@ class Router:
         view = self._book.by_name.get(engine)
         return [] if view is None else list(view.outstanding)
 
-    def joined(self, engine: str, incarnation: int, block_tokens: int, now_ns: int) -> list[str]:
+    def joined(
+        self,
+        engine: str,
+        incarnation: int,
+        block_tokens: int,
+        now_ns: int,
+        role: str = "",
+        started: EngineStarted | None = None,
+    ) -> list[str]:
         """An engine may be chosen. If another incarnation had its name, that one left: returns its
-        requests, which are over. Raises FleetFull."""
+        requests, which are over. `role` and `started` are only recorded. Raises FleetFull."""
         old = self._book.by_name.get(engine)
         lost = [] if old is None else self.left(engine, LeaveReason.REPLACED, now_ns)
         if len(self._book.by_name) >= MAX_ENGINES:  # never where one was replaced
             raise FleetFull(f"{engine!r} cannot join: a router keeps {MAX_ENGINES} engines")
-        self._record(EngineJoined(now_ns, engine, incarnation, block_tokens))
+        self._record(EngineJoined(now_ns, engine, incarnation, block_tokens, role, started))
         self._policy.joined(self._book.add(engine, incarnation, block_tokens, now_ns))
         return lost
 

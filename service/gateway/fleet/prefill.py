@@ -1,21 +1,17 @@
 """Where the prompt of a request is computed: by the engine that was chosen to generate, or by one
-that computes prompts for others (`service.fleet.transfer.split`). Belongs to the event loop.
+that computes prompts for others (`service.fleet.routing.prefill_choice`).
 
-What is known of both is their last load report, and what this gateway has sent to a prefill engine
-since. Of the two only predictions are compared; what was predicted goes with the submit.
+What was predicted goes with the submit. Belongs to the event loop.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
-from service.fleet.routing.anchors import STRIDE_BLOCKS
-from service.fleet.routing.engine_view import ASSUMED_BUDGET_TOKENS, ASSUMED_COST, step_cost_at
-from service.fleet.routing.prefix_index import PrefixIndex
-from service.fleet.transfer.split import LinkCost, PrefillPlace, Split, choose
+from service.fleet.routing.prefill_choice import Computes, PrefillChoice
+from service.fleet.transfer.split import LinkCost
 from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
 from telemetry.facts.fleet.kv_transfer_records import Way
@@ -33,21 +29,15 @@ class PrefillSplit:
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
-        self._sent_tokens: Counter[str] = Counter()
-        self._prefixes = PrefixIndex()
-        self._numbers: dict[str, int] = {}
-        self._last_number = 0
+        self._choice = PrefillChoice()
 
     def reported(self, name: str) -> None:
-        """A load report has come: it has what was sent before, nearly always."""
-        self._sent_tokens[name] = 0
+        """A load report has come."""
+        self._choice.reported(name)
 
     def left(self, name: str) -> None:
-        """An engine is gone, and its cache with it."""
-        self._sent_tokens.pop(name, None)
-        number = self._numbers.pop(name, None)
-        if number is not None:
-            self._prefixes.forget(number)
+        """An engine is gone."""
+        self._choice.left(name)
 
     def choose(
         self,
@@ -62,24 +52,14 @@ class PrefillSplit:
         prompt_tokens, cached_tokens = routed.prompt_tokens, routed.candidates[0].cached_tokens
         if self._mode == "never" or offer is None or not _may_go(submit, sequences):
             return None
-        found: tuple[Split, EngineLink, int] | None = None
-        for other in _prefill_engines(link, links.values()):
-            cached = self._cached(other, anchors)
-            split = choose(
-                prompt_tokens,
-                _place(link, cached_tokens, 0),
-                _place(other, cached, self._sent_tokens[other.name]),
-                _link_cost(offer, other.kv_rates, link.kv_rates),
-            )
-            if found is None or split.remote_ns < found[0].remote_ns:
-                found = split, other, cached
+        there = _computing(link, offer, links.values())
+        found = self._choice.best(prompt_tokens, cached_tokens, anchors, _load(link), there)
         if found is None:
             return None
-        split, other, cached = found
+        split, other = found.split, links[found.name]
         is_remote = split.way is Way.REMOTE or self._mode == "always"
         if is_remote:
-            self._sent_tokens[other.name] += max(0, prompt_tokens - cached)
-            self._remember(other.name, anchors)
+            self._choice.sent(found, prompt_tokens, anchors)
         assert other.kv is not None
         assert other.kv.port is not None
         host, port = other.member.kv_address or (other.member.host, other.kv.port)
@@ -88,29 +68,12 @@ class PrefillSplit:
             port=port,
             is_remote=is_remote,
             cached_tokens=cached_tokens,
-            remote_cached_tokens=cached,
+            remote_cached_tokens=found.cached_tokens,
             local_ns=split.local_ns,
             harm_ns=split.harm_ns,
             remote_ns=split.remote_ns,
             exposed_ns=split.exposed_ns,
         )
-
-    def _remember(self, name: str, anchors: tuple[int, ...]) -> None:
-        """An engine will have these prefixes."""
-        if name not in self._numbers:
-            self._last_number += 1
-            self._numbers[name] = self._last_number
-        self._prefixes.add(self._numbers[name], anchors)
-
-    def _cached(self, link: EngineLink, anchors: tuple[int, ...]) -> int:
-        """How much of a prompt an engine is believed to have, by what was sent there."""
-        number, started = self._numbers.get(link.name), link.started
-        if number is None or started is None:
-            return 0
-        for depth, holders in self._prefixes.matches(anchors):
-            if number in holders:
-                return depth * STRIDE_BLOCKS * started.block_tokens
-        return 0
 
 
 def _may_go(submit: Submit, sequences: int) -> bool:
@@ -120,31 +83,20 @@ def _may_go(submit: Submit, sequences: int) -> bool:
     return not submit.adapter and not is_read and sequences == 1
 
 
-def _prefill_engines(link: EngineLink, links: Iterable[EngineLink]) -> list[EngineLink]:
+def _load(link: EngineLink) -> Load:
+    return Load() if link.report is None else link.report.load
+
+
+def _computing(link: EngineLink, offer: KvOffer, links: Iterable[EngineLink]) -> Iterator[Computes]:
     """Those that compute prompts for an engine, with a cache like its own."""
-    return [
-        other
-        for other in links
-        if other is not link
-        and other.role is Role.PREFILL
-        and other.state is LinkState.READY
-        and other.kv is not None
-        and other.kv.port is not None
-        and link.kv is not None
-        and other.kv.layout == link.kv.layout
-    ]
-
-
-def _place(link: EngineLink, cached_tokens: int, sent_tokens: int) -> PrefillPlace:
-    load = Load() if link.report is None else link.report.load
-    return PrefillPlace(
-        cost=ASSUMED_COST if load.cost is None else step_cost_at(load.cost, load.drift),
-        cached_tokens=cached_tokens,
-        waiting_tokens=load.prompt_tokens + sent_tokens,
-        residents=load.decode_rows,
-        context_tokens=load.context_tokens,
-        chunk_tokens=load.budget_tokens or ASSUMED_BUDGET_TOKENS,
-    )
+    for other in links:
+        computes = other.role is Role.PREFILL and other.state is LinkState.READY
+        if other is link or not computes or other.kv is None or other.kv.port is None:
+            continue
+        if other.kv.layout == offer.layout:
+            block_tokens = 0 if other.started is None else other.started.block_tokens
+            cost = _link_cost(offer, other.kv_rates, link.kv_rates)
+            yield Computes(other.name, _load(other), block_tokens, cost)
 
 
 def _link_cost(offer: KvOffer, sender: KvRates | None, receiver: KvRates | None) -> LinkCost:

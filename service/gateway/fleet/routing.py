@@ -55,7 +55,9 @@ class Routing:
             return
         if self._joined.get(name) != link.incarnation:
             self._forget(name)
-            self._router.joined(name, link.incarnation, started.block_tokens, now_ns)
+            self._router.joined(
+                name, link.incarnation, started.block_tokens, now_ns, link.role.value, started
+            )
             self._joined[name], self._open[name] = link.incarnation, OpenRequests()
         if link.engine is not None and link.engine.draining:
             self._router.drain(name, now_ns)

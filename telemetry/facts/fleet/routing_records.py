@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
-from telemetry.facts.engine_records import StepCostSet
+from telemetry.facts.engine_records import EngineStarted, StepCostSet
 
 ANCHOR_BLOCKS = 4
 """An anchor, the keyed hash of a prefix of a prompt, names so many blocks more than the one before
@@ -80,12 +80,16 @@ class RouterStarted(_Fact, frozen=True):
 
 
 class EngineJoined(_Fact, frozen=True):
-    """An engine may be chosen from now on. `block_tokens` are the tokens of one KV block."""
+    """An engine may be chosen from now on. `block_tokens` are the tokens of one KV block. `started`
+    is its own fact of its start, with its limits, in the clock of its node; `role` is what it is
+    used for (`service.fleet.membership.members.Role`)."""
 
     at_ns: int
     engine: str
     incarnation: int
     block_tokens: int
+    role: str = ""
+    started: EngineStarted | None = None
 
 
 class EngineDrainBegan(_Fact, frozen=True):

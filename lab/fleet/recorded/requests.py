@@ -1,0 +1,75 @@
+"""The gateway's facts of requests, as they were and as they are in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.fleet.recorded.record import FleetRecord, RecordedAsk
+from lab.simulation.shifted_ends import TokenTimes, ended_again, times_of_request
+from telemetry.facts.engine_records import SequenceEnded
+from telemetry.facts.fleet_records import RemoteAccounted, TokensReceived
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact, RequestEnded, SequenceSubmitted, fact_ns
+
+
+def with_requests(record: FleetRecord, facts: Sequence[Fact]) -> list[Fact]:
+    """`facts` of a simulated gateway and those of the recorded requests, in the order of time. Ends
+    follow the tokens that they followed; a request that could not be sent ends as refused. Requests
+    that were never sent, or have no recorded end, are as recorded."""
+    were = {ask.seq_id: _recorded(ask) for ask in record.asks}
+    are = _times(facts)
+    asks: dict[str, list[int]] = {}
+    for ask in record.asks:
+        asks.setdefault(ask.request_id, []).append(ask.seq_id)
+    again: dict[str, list[int]] = {}
+    for fact in facts:
+        if isinstance(fact, SequenceSubmitted):
+            again.setdefault(fact.request_id, []).append(fact.seq_id)
+    ranked = [(fact_ns(fact), 1, fact) for fact in facts]
+    for own in record.facts:
+        mine = asks.get(own.request_id)
+        if mine is None or not isinstance(own, SequenceSubmitted | RequestEnded):
+            ranked.append((own.at_ns, 0, own))
+        elif isinstance(own, RequestEnded):
+            was = times_of_request(mine, were)
+            now = times_of_request(again.get(own.request_id, ()), are)
+            ended = ended_again(own, was, now) if own.request_id in again else _refused(own)
+            if ended is not None:
+                ranked.append((ended.at_ns, 2, ended))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [fact for _, _, fact in ranked]
+
+
+def _recorded(ask: RecordedAsk) -> TokenTimes:
+    ended = None
+    if ask.reason is not None and ask.ended_ns is not None:
+        ended = SequenceEnded(ask.seq_id, ask.ended_ns, 0, ask.reason, ask.tokens, 0)
+    return TokenTimes(ask.first_ns, ask.last_ns, ended, ask.tokens)
+
+
+def _times(facts: Sequence[Fact]) -> dict[int, TokenTimes]:
+    found: dict[int, TokenTimes] = {}
+    for fact in facts:
+        match fact:
+            case TokensReceived():
+                for row in fact.rows:
+                    one = found.setdefault(row.seq_id, TokenTimes())
+                    one.first_ns = one.first_ns or fact.at_ns
+                    one.last_ns = fact.at_ns
+                    one.output_tokens += row.tokens
+            case RemoteAccounted():
+                one = found.setdefault(fact.seq_id, TokenTimes())
+                one.ended = SequenceEnded(
+                    fact.seq_id, fact.at_ns, 0, fact.reason, one.output_tokens, 0
+                )
+            case _:
+                pass
+    return found
+
+
+def _refused(fact: RequestEnded) -> RequestEnded:
+    """No engine could be chosen."""
+    return RequestEnded(
+        fact.request_id, fact.at_ns, EndReason.NOT_READY, 503, EndReason.NOT_READY.value, 0,
+        None, None, 0, 0, None,
+    )  # fmt: skip
