@@ -134,6 +134,10 @@ REFRESH_TICKS: Annotated[
     int, "ticks", "between two fits of the reference",
     "by hand: a fit costs CPU, and three seconds change little in forty",
 ] = 6  # fmt: skip
+IDLE_TICKS: Annotated[
+    int, "ticks", "without a request, after which no reference is learnt",
+    "by hand: the pause of a restart, and not that between two requests of a busy server",
+] = 4  # fmt: skip
 STEADY_TICKS: Annotated[
     int, "ticks", "over which a load counts as steady", "by hand: SURE_REFERENCE_S"
 ] = 40

@@ -1,14 +1,17 @@
 """Learning the baseline of a running server: from which stretch, and when.
 
-Nothing is learnt in the first seconds after a start, while an alarm may be beginning, or across an
-alarm that lasted. Two exceptions keep a server from being compared with nothing forever: a load
-that has been steady for `STEADY_TICKS` is learnt whatever the SLO says, and a given baseline is
-never replaced.
+Nothing is learnt in the first seconds after a start, while an alarm may be beginning, across an
+alarm that lasted, or while there is no engine or no request: in the pause of a restart nobody asks,
+and what came before would look like little. Two exceptions keep a server from being compared with
+nothing forever: a load that has been steady for `STEADY_TICKS` is learnt whatever the SLO says, and
+a given baseline is never replaced.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -24,6 +27,7 @@ from diagnosis.detection.excess import (
 )
 from diagnosis.detection.reference import Reference, fit_baseline
 from diagnosis.thresholds import (
+    IDLE_TICKS,
     LEAST_FIRST_TOKENS,
     LEAST_REFERENCE_NS,
     REFERENCE_LAG_NS,
@@ -61,7 +65,7 @@ class BaselineLearner:
         if is_elevated and not (self.reference is None and self._is_steady()):
             return
         self._calls += 1
-        if self.is_given or self._calls % REFRESH_TICKS:
+        if self.is_given or self._calls % REFRESH_TICKS or self._is_idle():
             return
         end_ns = now_ns - REFERENCE_LAG_NS
         found = self.fit(end_ns)
@@ -75,6 +79,14 @@ class BaselineLearner:
         middle = len(live) // 2
         before, after = sum(live[:middle]), sum(live[middle:])
         return len(live) == STEADY_TICKS and after < STEADY_RATIO * before
+
+    def _is_idle(self) -> bool:
+        """No engine, or no request in the last ticks."""
+        is_down = self._aggregator.started is not None and not self._aggregator.ready
+        return is_down or not any(sum(stats.live_ns) for _, stats in self._last(IDLE_TICKS))
+
+    def _last(self, ticks: int) -> Iterator[tuple[int, StageStats]]:
+        return islice(reversed(self._ticks), ticks)
 
     def fit(self, end_ns: int) -> Reference | None:
         """The baseline of the stretch that ends at `end_ns`; None where too little was normal."""
