@@ -34,6 +34,7 @@ from telemetry.facts.clock import Clock
 from telemetry.facts.recorder import Lane
 from telemetry.facts.version import installed_version
 from telemetry.host.machine import MachineWatch
+from telemetry.host.proc import worker_of
 from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
@@ -306,9 +307,19 @@ def _build_machine(
 ) -> MachineWatch:
     engine = observed.engine
 
+    workers: dict[int, int] = {}
+
     def engine_pid() -> int | None:
+        """Of the process that computes."""
         started = engine.started if engine.has_engine else None
-        return None if started is None else started.pid or None  # 0: on another machine
+        if started is None or not started.pid:  # 0: on another machine
+            return None
+        if started.is_attached and started.pid not in workers:
+            workers[started.pid] = worker_of(started.pid)
+        return workers.get(started.pid, started.pid)
+
+    def is_worker() -> bool:
+        return engine_pid() not in (None, engine.started.pid if engine.started else None)
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -316,7 +327,9 @@ def _build_machine(
         flop_per_s=None if gflop is None else gflop * 1e9,
         source="stated at the start" if gb or gflop else "not measured",
     )
-    machine = MachineWatch(clock, engine_pid, observed.is_busy, peaks, observed.watch_host)
+    machine = MachineWatch(
+        clock, engine_pid, observed.is_busy, peaks, is_worker, observed.watch_host
+    )
     if machine.enabled:
         engine.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine

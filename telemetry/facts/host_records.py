@@ -18,7 +18,8 @@ class HostPaused(FactStruct, frozen=True):
 
     `detail` names the generation collected or the function that blocked the loop. `at_ns` is
     `end_ns`. Pauses of the engine's loop are not written: they are derived from its steps.
-    Of several gateway processes, `gateway` is the number of the one that paused.
+    Of several gateway processes, `gateway` is the number of the one that paused. `of_worker`: of
+    the process that computes the steps of an attached engine, and not of the engine's core.
     """
 
     at_ns: int
@@ -29,12 +30,14 @@ class HostPaused(FactStruct, frozen=True):
     detail: str = ""
     lost_ns: int | None = None
     gateway: int = 0
+    of_worker: bool = False
 
 
 class HostSampled(FactStruct, frozen=True):
     """The machine over the `window_ns` before `at_ns`; None is not measured.
 
     `run` and `wait` are the times in which the main thread of a process ran, and waited for a CPU;
+    of an attached engine whose workers are processes of their own, of its first worker;
     `steal` is the time that other guests of the hypervisor took, over all CPUs; pressure is the
     time in which at least one task was delayed (PSI). `unavailable` has the reason for a quantity
     without a value, when the reason is new.

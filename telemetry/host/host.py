@@ -2,8 +2,8 @@
 
 On each tick of the pump's thread it checks whether the event loop is late, and whether the engine's
 main thread or the control group had to wait for a CPU. Once a second it writes a HostSampled.
-Everything is read from files of /proc and /sys that stay open. Each quantity is optional: without
-its file it is unavailable, with the reason.
+The control group is the engine's. Everything is read from files of /proc and /sys that stay open.
+Each quantity is optional: without its file it is unavailable, with the reason.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _part(times: Source[CpuTimes], index: int) -> int | Unavailable:
 
 
 class HostSampler:
-    """Call `tick` from one thread; the lane must have no other writer."""
+    """Call `tick` from one thread; the lane must have no other writer. `engine_pid` is the process
+    that computes steps; `is_worker` says whether that is not the engine's core."""
 
     def __init__(
         self,
@@ -72,17 +73,16 @@ class HostSampler:
         lane: Lane,
         probe: LoopProbe,
         engine_pid: Callable[[], int | None],
+        is_worker: Callable[[], bool] = lambda: False,
     ) -> None:
         self.unavailable: dict[str, str] = {}
         self._clock = clock
         self._lane = lane
         self._probe = probe
-        self._engine_pid = engine_pid
+        self._engine_pid, self._is_worker = engine_pid, is_worker
         self._gateway = _Process(os.getpid())
         self._engine: _Process | None = None
-        self._throttled_source = proc.throttled_ns()
-        self._tick_throttled = _Increase(self._throttled_source.read)
-        self._throttled = _Increase(self._throttled_source.read)
+        self._read_group(proc.groups_of())
         self._steal_source = proc.steal_ns()
         self._steal = _Increase(self._steal_source.read)
         self._pressure_sources = {name: proc.pressure_ns(name) for name in ("cpu", "memory", "io")}
@@ -121,6 +121,20 @@ class HostSampler:
             self._engine = None
         if self._engine is None and pid is not None:
             self._engine = _Process(pid)
+            self._follow_group(proc.groups_of(pid))
+
+    def _follow_group(self, groups: str) -> None:
+        """The quota that counts is the engine's, wherever that runs."""
+        if not groups or groups == self._groups:
+            return
+        self._throttled_source.close()
+        self._read_group(groups)
+
+    def _read_group(self, groups: str) -> None:
+        self._groups = groups
+        self._throttled_source = proc.throttled_ns(groups)
+        self._tick_throttled = _Increase(self._throttled_source.read)
+        self._throttled = _Increase(self._throttled_source.read)
 
     def _note_waits(self, now_ns: int) -> None:
         if self._engine is not None:
@@ -144,6 +158,7 @@ class HostSampler:
                 cause=cause,
                 detail="main thread" if cause is PauseCause.OFF_CPU else "control group",
                 lost_ns=min(lost, now_ns - self._tick_ns),
+                of_worker=process is HostProcess.ENGINE and self._is_worker(),
             )
         )
 

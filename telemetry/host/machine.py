@@ -30,8 +30,9 @@ _LANE_FACTS = 4096
 class MachineWatch:
     """The part in the gateway; the engine process has a `GcWatch` of its own.
 
-    `engine_pid` is the pid of the engine that is ready, `is_busy` says whether requests are being
-    served; both are called from other threads.
+    `engine_pid` is the pid of the engine that is ready, `is_worker` whether it is that of a worker
+    and not of the engine's core, `is_busy` says whether requests are being served; all are called
+    from other threads.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class MachineWatch:
         engine_pid: Callable[[], int | None],
         is_busy: Callable[[], bool],
         peaks: Peaks | None = None,
+        is_worker: Callable[[], bool] = lambda: False,
         enabled: bool = True,
     ) -> None:
         self.enabled = enabled
@@ -49,7 +51,7 @@ class MachineWatch:
         self._gc = GcWatch(HostProcess.GATEWAY, of_gc, clock)
         own_times = proc.thread_times(os.getpid(), threading.main_thread().native_id or os.getpid())
         self.probe = LoopProbe(clock, of_probe, own_times.read, is_busy)
-        self._host = HostSampler(clock, of_host, self.probe, engine_pid)
+        self._host = HostSampler(clock, of_host, self.probe, engine_pid, is_worker)
         self.gpu = GpuSampler(clock, of_gpu, of_xids)
         self.impact = HostImpact()
         self._on_pause: Callable[[Pause], None] = self.impact.on_pause

@@ -40,7 +40,7 @@ Span = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Pause:
     """`lost_ns` of [begin_ns, end_ns) were lost to `cause`. `gateway` is the number of one of
-    several gateway processes."""
+    several gateway processes; `of_worker`: of the worker of an attached engine."""
 
     begin_ns: int
     end_ns: int
@@ -49,13 +49,21 @@ class Pause:
     detail: str
     lost_ns: int
     gateway: int = 0
+    of_worker: bool = False
 
 
 def pause_of(fact: HostPaused) -> Pause:
     length_ns = fact.end_ns - fact.begin_ns
     lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
     return Pause(
-        fact.begin_ns, fact.end_ns, fact.process, fact.cause, fact.detail, lost_ns, fact.gateway
+        fact.begin_ns,
+        fact.end_ns,
+        fact.process,
+        fact.cause,
+        fact.detail,
+        lost_ns,
+        fact.gateway,
+        fact.of_worker,
     )
 
 

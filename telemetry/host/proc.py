@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from telemetry.facts.base import Unavailable
@@ -17,6 +18,7 @@ from telemetry.facts.base import Unavailable
 T = TypeVar("T")
 _READ_BYTES = 4096
 _NS_PER_US = 1000
+_WORKER = b"VLLM::Worker"
 
 
 class CpuTimes(NamedTuple):
@@ -160,11 +162,30 @@ def pressure_ns(resource: str) -> Source[int]:
     return Source([f"/proc/pressure/{resource}"], parse_pressure_ns)
 
 
-def throttled_ns() -> Source[int]:
-    """For how long our control group was throttled: it had used up its CPU quota."""
+def groups_of(pid: int | None = None) -> str:
+    """The control groups of a process, None: of this one, as /proc states them; empty where they
+    cannot be read."""
     try:
-        with open("/proc/self/cgroup") as file:
-            own_groups = file.read()
+        return Path(f"/proc/{'self' if pid is None else pid}/cgroup").read_text()
     except OSError:
-        own_groups = ""
-    return Source(cpu_stat_paths(own_groups), parse_throttled_ns)
+        return ""
+
+
+def throttled_ns(groups: str | None = None) -> Source[int]:
+    """For how long a control group was throttled: it had used up its CPU quota. `groups` are those
+    of a process (`groups_of`), None: ours."""
+    own = groups_of() if groups is None else groups
+    return Source(cpu_stat_paths(own), parse_throttled_ns)
+
+
+def worker_of(pid: int) -> int:
+    """The process that computes for an engine core: vLLM's worker of the first rank where it has
+    workers, else the core itself."""
+    found: list[tuple[str, int]] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                title = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
+                if title.startswith(_WORKER):
+                    found.append((title.decode(errors="replace"), int(child)))
+    return min(found)[1] if found else pid

@@ -28,9 +28,10 @@ _PAUSES_KEPT = 4096
 @dataclass(frozen=True, slots=True)
 class Pauses:
     """The last _PAUSES_KEPT pauses of each process, in the order of their ends. Those of the engine
-    explain slow forward passes where these run in the process that is watched; the workers of an
-    attached engine are processes of their own. `placing` are the spans in which the engine's loop
-    put the weights of an adapter on the device, apart and in order."""
+    explain slow forward passes where these run in the process that is watched; the worker of an
+    attached engine is a process of its own, whose pauses explain nothing else. `placing` are the
+    spans in which the engine's loop put the weights of an adapter on the device, apart and in
+    order."""
 
     explain_forward: bool = True
     engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
@@ -224,7 +225,7 @@ class Charger:
                 break
             self._charge_placing(state, reason, max(begin_ns, since_ns), min(end_ns, until_ns))
         for pause, since_ns, until_ns in _overlaps(self._pauses.engine, begin_ns, end_ns):
-            self._charge_pause(state, reason, since_ns, until_ns, pause.cause.value)
+            self._charge_pause(state, reason, since_ns, until_ns, pause)
 
     def _charge_placing(self, state: State, reason: str, since_ns: int, until_ns: int) -> None:
         if since_ns >= until_ns:
@@ -238,12 +239,15 @@ class Charger:
                 gap_ns -= taken_ns
 
     def _charge_pause(
-        self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
+        self, state: State, reason: str, since_ns: int, until_ns: int, pause: Pause
     ) -> None:
         """All steps together: what is taken of a part is the same as step by step, since nothing
         else changes it meanwhile."""
         gap_ns, host_ns, slow_ns, sample_ns = self._loose(since_ns, until_ns)
-        if not self._pauses.explain_forward:
+        cause = pause.cause.value
+        if pause.of_worker:
+            gap_ns = host_ns = 0
+        elif not self._pauses.explain_forward:
             slow_ns = 0
         self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), gap_ns, cause)
         self._move_to_stall(state, reason, (Part.HOST,), host_ns, cause)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from telemetry.facts.base import Unavailable
 from telemetry.host import proc
 from telemetry.host.proc import CpuTimes, Source
+from tests.support.servers.server import eventually
 
 STAT = "cpu  4384814 583550 375116 3917288 15364 0 4756 25910 0 0\ncpu0 2193047 291775 187558\n"
 PRESSURE = (
@@ -81,6 +85,29 @@ def test_an_unreadable_file_has_a_reason_and_is_not_tried_again(tmp_path: Path) 
 
     assert first == Unavailable(f"{path}: No such file or directory")
     assert source.read() is first
+
+
+def test_the_worker_of_an_engine_core_is_the_first_of_its_children_with_that_title() -> None:
+    assert proc.worker_of(os.getpid()) == os.getpid()
+    code = ["-c", "input()"]
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(
+                subprocess.Popen([title, *code], executable=sys.executable, stdin=subprocess.PIPE)
+            )
+            for title in ("VLLM::Worker_TP1", "VLLM::Worker_TP0", "resource_tracker")
+        ]
+        eventually(lambda: proc.worker_of(os.getpid()) == found[1].pid, "its title is read")
+        for child in found:
+            child.communicate(b"\n")
+
+
+def test_the_quota_of_a_process_is_that_of_its_control_group() -> None:
+    own = proc.groups_of()
+    assert proc.groups_of(os.getpid()) == own
+    assert proc.groups_of(1 << 30) == ""
+    other = proc.cpu_stat_paths("0::/other\n")
+    assert other[0] == "/sys/fs/cgroup/other/cpu.stat"
 
 
 def test_this_machine_is_measured() -> None:

@@ -218,3 +218,24 @@ def test_pauses_of_the_process_that_observes_delay_no_request() -> None:
     stalled = [e for e in timeline.account.ledger.entries if e.part is Part.HOST_STALL]
     assert {entry.state for entry in stalled} == {State.WAIT}
     assert {pause.process for pause in seen} == {HostProcess.ENGINE}
+
+
+def test_a_pause_of_the_worker_explains_no_time_between_steps() -> None:
+    started = next(f for f in attached(world_facts("poisson", 1)) if isinstance(f, EngineStarted))
+
+    def stalled_ns(of_worker: bool) -> int:
+        pause = HostPaused(
+            9 * MS, 7 * MS, 9 * MS, HostProcess.ENGINE, PauseCause.OFF_CPU, of_worker=of_worker
+        )
+        facts = [
+            msgspec.structs.replace(started, at_ns=0), accepted(at=0), parsed(at=1),
+            tokenized(at=2), submitted(at=2), received(1, 7, 5), pause,
+            step(1, 10, 20, [prefill()]), sequence_ended(at=20),
+            request_ended(at=40, received_ns=33 * MS),
+        ]  # fmt: skip
+        (timeline,), _ = run_fold(facts)
+        assert timeline.account is not None
+        return timeline.account.ledger.by_part()[Part.HOST_STALL]
+
+    assert stalled_ns(of_worker=False) > 0
+    assert stalled_ns(of_worker=True) == 0
