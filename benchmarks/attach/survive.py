@@ -28,7 +28,7 @@ from benchmarks.attach.bad_sidecars import FULL, SLOW, BadSidecar
 from benchmarks.attach.blocks import run_block
 from benchmarks.attach.client import Stream
 from benchmarks.attach.injected import FAULTS, FRONT_HOOKS, HOOKS, Faults
-from benchmarks.attach.mixed import SMALL_POOL, Users
+from benchmarks.attach.mixed import KINDS, SMALL_POOL, Users
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.contract.client import NotSupported, now_ns
@@ -96,12 +96,13 @@ async def hooks(args: argparse.Namespace, found: Found) -> None:
 
 async def under_load(server: Vllm, work: Callable[[], Awaitable[list[str]]]
                      ) -> tuple[Users, list[str]]:  # fmt: skip
-    """Mixed users while `work` is done, and a little longer."""
+    """Mixed users while `work` is done, and a little longer. Many want JSON: grammars have a hook
+    too."""
 
     async def told(kind: str, stream: Stream) -> None:
         return
 
-    users = Users(server.port, USERS, told)
+    users = Users(server.port, USERS, told, kinds={**KINDS, "json_schema": 4.0})
     stop_ns = now_ns() + int(3600e9)
     running = asyncio.create_task(users.run(stop_ns))
     async with ticking("raising", lambda: f"{users.asked.total()} requests"):
@@ -265,7 +266,8 @@ async def check(args: argparse.Namespace) -> Report:
     if args.only in (None, SIDECAR_PART):
         await with_bad_sidecars(args, found)
     flags = {"vllm": [*SMALL_POOL, *vllm_flags(args)]}
-    return Report("survive", found.figures, flags, found.detail, found.table)
+    name = "survive" if args.only is None else f"survive_{args.only}"
+    return Report(name, found.figures, flags, found.detail, found.table)
 
 
 def main() -> int:
