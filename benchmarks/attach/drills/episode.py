@@ -45,6 +45,13 @@ from telemetry.facts.clock import Clock, MonotonicClock
 
 Say = Callable[[str], None]
 _CAPACITIES = "capacity.json"
+LAG_LIMIT_MS = 15.0
+"""API server, engine core, sidecar and clients share a core, and a turn on it is some ms."""
+SLO = """[classes.chat]
+ttft_ms = 1500
+itl_ms = 200
+"""
+"""An SLO that this server keeps when nothing is wrong, as an operator would state one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +130,7 @@ class _Episode:
         self._plan, self._clock, self._cores, self._say = plan, clock, cores, say
         self.folder = plan.work / plan.name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.record = EpisodeRecord()
+        self.record = EpisodeRecord(lag_limit_ms=LAG_LIMIT_MS)
         self._flags = (*BASE_FLAGS, *plan.mechanism.flags, *plan.flags)
         self._scene: Scene | None = None
         self._gauges: Gauges | None = None
@@ -131,7 +138,9 @@ class _Episode:
         self._sidecar_flags: tuple[str, ...] = ()
 
     async def play(self) -> None:
-        async with Sidecar() as sidecar:
+        slo = self.folder / "slo.toml"
+        slo.write_text(SLO)
+        async with Sidecar("--slo-file", str(slo)) as sidecar:
             self._sidecar_flags = sidecar.flags
             if self._plan.mechanism.bad_flags is not None:
                 await self._with_bad_server(sidecar)

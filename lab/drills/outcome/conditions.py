@@ -42,10 +42,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     steal: float | None
     pressure: float | None
 
-    def discard_reasons(self) -> list[str]:
-        """Why an episode under these conditions does not count."""
+    def discard_reasons(self, lag_limit_ms: float = LAG_LIMIT_MS) -> list[str]:
+        """Why an episode under these conditions does not count; clients may be so late."""
         found: list[str] = []
-        if self.lag_p99_ms is not None and self.lag_p99_ms > LAG_LIMIT_MS:
+        if self.lag_p99_ms is not None and self.lag_p99_ms > lag_limit_ms:
             found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
         found += self.steal_reasons()
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:

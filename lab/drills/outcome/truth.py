@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lab.drills.client import Sent
 from lab.drills.mechanism import Mechanism
-from lab.drills.outcome.conditions import Conditions
+from lab.drills.outcome.conditions import LAG_LIMIT_MS, Conditions
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import (
     ClientSummary,
@@ -29,7 +29,7 @@ _MOST_LISTED = 100
 @dataclass(slots=True)
 class EpisodeRecord:
     """What an episode recorded. `logs` has, for each server, the start of its traffic and its
-    requests."""
+    requests. Where clients were later than `lag_limit_ms` it does not count."""
 
     logs: list[tuple[int, list[Sent]]] = field(default_factory=list)
     samples: list[PollSample] = field(default_factory=list)
@@ -41,6 +41,7 @@ class EpisodeRecord:
     exit_code: int | None = None
     exit_line: str | None = None
     has_baseline: bool = False
+    lag_limit_ms: float = LAG_LIMIT_MS
 
     @property
     def all_sent(self) -> Iterator[Sent]:
@@ -87,7 +88,7 @@ def result_of(
         limits = _limits(record, scene.phases, label.on_ns)
         if limits is not None:
             harmed_ns = first_harmed_ns(record.logs[-1][1], limits, label.on_ns)
-    discarded = discard_reasons(record.conditions, mechanism.is_fault)
+    discarded = discard_reasons(record.conditions, mechanism.is_fault, record.lag_limit_ms)
 
     def at_s(at_ns: int | None) -> float | None:
         return None if at_ns is None else round((at_ns - begin_ns) / 1e9, 3)
@@ -127,13 +128,15 @@ def result_of(
     )
 
 
-def discard_reasons(conditions: Mapping[str, Conditions], is_fault: bool) -> list[str]:
+def discard_reasons(
+    conditions: Mapping[str, Conditions], is_fault: bool, lag_limit_ms: float = LAG_LIMIT_MS
+) -> list[str]:
     """Why an episode does not count. In the reference no other process may load the machine; after
     it only steal time counts, because the fault itself may load the machine."""
     found: list[str] = []
     for name, one in conditions.items():
         if name == Phase.REFERENCE:
-            found += [f"{name}: {reason}" for reason in one.discard_reasons()]
+            found += [f"{name}: {reason}" for reason in one.discard_reasons(lag_limit_ms)]
         elif name == Phase.FAULT or not is_fault:
             found += [f"{name}: {reason}" for reason in one.steal_reasons()]
     return found
