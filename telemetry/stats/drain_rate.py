@@ -1,6 +1,7 @@
 """How long the queue needs to drain: the Retry-After of a refused request.
 
-Waiting tokens over the tokens computed per second in the last ten seconds. It is computed on the
+Waiting tokens over the tokens computed per second in the last ten seconds, or in the last step if
+that took longer. It is computed on the
 pump's thread and only read where requests are refused, because refusals come in bursts.
 """
 
@@ -38,7 +39,7 @@ class DrainRate:
         tokens = sum(row.tokens for row in step.rows)
         self._steps.append((step.begin_ns, tokens))
         self._tokens += tokens
-        while self._steps[0][0] < step.committed_ns - WINDOW_NS:
+        while len(self._steps) > 1 and self._steps[0][0] < step.committed_ns - WINDOW_NS:
             self._tokens -= self._steps.popleft()[1]
         rate = self._tokens / ((step.committed_ns - self._steps[0][0]) / 1e9 or 1.0)
         wanted = round(step.waiting_tokens / rate) if rate > 0 else 1
