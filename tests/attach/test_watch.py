@@ -83,6 +83,25 @@ def test_an_engine_without_work_does_not_hang() -> None:
     assert world.facts() == []
 
 
+def test_an_engine_that_was_idle_when_it_stopped_hangs_once_a_request_has_come() -> None:
+    """It cannot say that it has the request: its front end does."""
+    world = World()
+    world.hub.take(world.stream, Batch([shifted(sequence_ended(1, 300), BEGIN_NS)]), 0)
+    world.pass_ns(1_000_000_000)
+    world.lane.drain()
+    world.state = "T"
+    world.pass_ns(2 * SILENT_NS, heard=False)
+    assert world.watch.health.hung_ns is None
+
+    front = Stream(hello(Role.FRONT_END), 1001, world.now_ns, world.now_ns)
+    came_ms = (world.now_ns - BEGIN_NS) // 1_000_000
+    world.hub.take(front, Batch([shifted(accepted("r1", came_ms), BEGIN_NS)]), 0)
+    world.pass_ns(WINDOW_NS + POLL_NS, heard=False)
+
+    hung = [fact for fact in world.facts() if isinstance(fact, EngineHung)]
+    assert [(one.kind, one.sequences) for one in hung] == [(HangKind.STOPPED, 1)]
+
+
 def test_an_engine_in_a_step_that_does_not_end_is_stuck() -> None:
     """Its thread that sends is alive."""
     world = World()

@@ -83,6 +83,12 @@ class Hub:
         """Whether a request is being served."""
         return bool(self.sequences or self._requests)
 
+    @property
+    def open(self) -> int:
+        """Sequences in the engine's core; of a core that has told of none, requests of the front
+        ends: they may wait for it."""
+        return len(self.sequences) or len(self._requests)
+
     # What the connections bring
 
     def take(self, stream: Stream, batch: Batch, lost: int) -> None:

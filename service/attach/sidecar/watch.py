@@ -118,12 +118,15 @@ class Watch:
             self.health.hung_ns = now_ns - self._hung_since_ns
 
     def _hang_of(self, core: Stream, now_ns: int) -> HangKind | None:
-        """In which way the core does not respond although it has work; None: it responds."""
-        if not self._hub.sequences:
+        """In which way the core does not respond although there is work; None: it responds. One
+        that was idle when it stopped cannot tell of the requests that have come since."""
+        if not self._hub.open:
             return None
         if self._silent_ns >= SILENT_NS:
             state = None if core.pid is None else self._state_of(core.pid)
             return HangKind.STOPPED if state in _STOPPED else HangKind.SILENT
+        if not self._hub.sequences:
+            return None
         is_turning = core.turn_ns is None or now_ns - core.turn_ns < STUCK_NS
         return None if is_turning else HangKind.STUCK
 
@@ -141,7 +144,7 @@ class Watch:
                     at_ns=now_ns,
                     since_ns=since_ns,
                     kind=kind,
-                    sequences=len(self._hub.sequences),
+                    sequences=self._hub.open,
                     engine_pid=core.hello.pid if core.pid is None else core.pid,
                     process_state=None if core.pid is None else self._state_of(core.pid),
                 )
