@@ -27,9 +27,9 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepCostSet,
 )
+from telemetry.facts.fleet.known_fleet import KnownFleet, KnownFleetFact
 from telemetry.facts.fleet_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
-from telemetry.facts.known_fleet import KnownFleet, KnownFleetFact
 from telemetry.facts.records import (
     EngineDied,
     Fact,

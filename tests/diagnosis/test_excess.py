@@ -1,4 +1,5 @@
-"""Change detection: what lasts fires an alarm, and the alarm says when it has eased."""
+"""Change detection: what lasts fires an alarm, and the alarm says when it has eased; of which time a
+baseline is learnt."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from diagnosis.detection.excess import (
     stopped_stats,
 )
 from diagnosis.detection.reference import Reference, slo_baseline
+from diagnosis.verdicts.classifier import Diagnoser
+from lab.twins.registry import build_twin
+from telemetry.facts.host_records import HostSampled
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.records import EngineDied, Fact, fact_ns
 
 Excess = tuple[float, float, float, float]
 CALM: Excess = (0.0, 0.0, 0.0, 0.0)
@@ -123,3 +128,32 @@ def test_a_pending_alarm_outlasts_a_quiet_moment() -> None:
     assert watched([*begun, QUIET]).pending_ns == 4 * BUCKET_NS
     assert watched([*begun, *[QUIET] * 6]).pending_ns is None
     assert watched([QUIET] * 4 + [((0.0, 1.7, 0.0, 0.0), DirectExcess())]).pending_ns is None
+
+
+_HALF_A_SECOND_NS = 500_000_000
+
+
+def idle(after_ns: int, seconds: int) -> list[Fact]:
+    """What is recorded of a server that nobody asks for anything."""
+    return [
+        HostSampled(after_ns + number * _HALF_A_SECOND_NS, _HALF_A_SECOND_NS)
+        for number in range(1, 2 * seconds + 1)
+    ]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_of_a_server_without_requests_no_baseline_is_learnt(dies: bool) -> None:
+    facts = build_twin("healthy_light", 1).facts
+    end_ns = max(fact_ns(fact) for fact in facts)
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(facts)
+    diagnoser.on_facts(idle(end_ns, 4))  # what was before them is learnt in these
+    known = diagnoser.reference()
+    assert known is not None
+
+    died: list[Fact] = [EngineDied(end_ns + 5 * 10**9, None, "it was stopped", 1)] if dies else []
+    diagnoser.on_facts(died)
+    diagnoser.on_facts(idle(end_ns + 5 * 10**9, 40))
+
+    assert diagnoser.reference() is known
+    assert known.requests_per_s > 0.5
