@@ -1,5 +1,5 @@
-"""Change detection: what lasts fires an alarm, and the alarm says when it has eased; of which time a
-baseline is learnt."""
+"""Change detection: what lasts fires an alarm, and the alarm says when it has eased. And of which
+time a baseline is learnt."""
 
 from __future__ import annotations
 
