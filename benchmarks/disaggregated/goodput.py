@@ -148,8 +148,8 @@ class Layout:
     by_rule: bool = False
 
 
-def share_good(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> float:
-    """The share of requests that meet both targets."""
+def shares(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> tuple[float, float]:
+    """The share of requests that meet both targets, and of prompts that the rule sent away."""
     ttft_ns, tpot_ns = targets_of(mix, cost)
     apart = layout.prefills > 0
     asks = asks_of(mix, rate, apart)
@@ -170,17 +170,21 @@ def share_good(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> floa
         gaps = len(stamps) - 1
         tpot = (stamps[-1] - stamps[0]) / gaps if gaps else 0.0
         good += stamps[0] - ask.at_ns <= ttft_ns and tpot <= tpot_ns
-    return good / len(asks)
+    return good / len(asks), world.ways[Way.REMOTE] / len(asks)
+
+
+def is_good(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> bool:
+    return shares(mix, cost, rate, layout)[0] >= GOOD
 
 
 def goodput(mix: Mix, cost: SetStepCost, layout: Layout) -> float:
     """The highest rate, in requests a second for all engines together, to within 4 %."""
     low, high = 0.0, 0.02
-    while share_good(mix, cost, high, layout) >= GOOD and high < 1_000:
+    while is_good(mix, cost, high, layout) and high < 1_000:
         low, high = high, 2 * high
     while low and high / low > 1.04:
         middle = (low + high) / 2
-        if share_good(mix, cost, middle, layout) >= GOOD:
+        if is_good(mix, cost, middle, layout):
             low = middle
         else:
             high = middle
@@ -216,6 +220,9 @@ def main() -> int:
                     name: round(rates[name] / together, 2) if together else None
                     for name in ("apart", "by_rule")
                 },
+                "sent_away_by_rule": round(
+                    shares(mix, cost, rates["by_rule"], Layout(best, by_rule=True))[1], 3
+                ),
             }
         )
         print(json.dumps(found[-1]), flush=True)

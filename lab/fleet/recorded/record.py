@@ -40,7 +40,7 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
-from telemetry.numbers.quantiles import quantile
+from telemetry.numbers.quantiles import median, quantile
 
 RequestFact = RequestAccepted | RequestParsed | RequestTokenized | SequenceSubmitted | RequestEnded
 _LEAST_COST_NS = 1_000
@@ -157,8 +157,7 @@ class FleetRecord:
     @property
     def typical_tokens(self) -> int:
         """The middle length of an output that came to its end."""
-        lengths = sorted(one.tokens for one in self.asks if one.is_finished)
-        return lengths[len(lengths) // 2] if lengths else 1
+        return median(one.tokens for one in self.asks if one.is_finished) or 1
 
 
 def _as_cost(fact: StepCostSet) -> SetStepCost:
