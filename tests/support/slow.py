@@ -24,6 +24,7 @@ _HIDES = "test_classifier.py::test_of_two_faults_at_once_neither_hides_the_other
 _QUALITY = "test_quantized.py::test_eight_bits_keep_the_models_quality"
 _LOGITS = "test_tensor_parallel.py::test_two_ranks_give_the_logits_of_one"
 _CAUGHT = "test_sim_mutations.py::test_the_invariant_catches_the_scheduler_that_breaks_it"
+_AGAIN = "test_recorded_fleet.py::test_another_policy_does_what_a_fleet_with_it_does"
 _RANKS = "test_tensor_parallel.py::test_four_ranks_write_the_texts_of_one"
 _DEATH = "test_tensor_parallel.py::test_the_death_of_a_rank_ends_the_step"
 
@@ -31,6 +32,12 @@ SLOW = {
     "test_e2e_fleet.py::": "test_fleet_world.py::",
     "test_e2e_disaggregated.py::": "test_real_transfer.py::",
     "test_shifted_clock.py::": "test_real_clocks.py::",
+    "test_recorded_fleet.py::test_older_signals_do_what_they_do_in_a_fleet": _AGAIN,
+    "test_recorded_fleet.py::test_another_number_of_engines_does_what_so_many_do": _AGAIN,
+    "test_recorded_fleet.py::test_limits_of_engines_can_be_changed_too": _AGAIN,
+    "test_recorded_fleet.py::test_a_simulation_is_a_function_of_the_record": (
+        "test_recorded_fleet.py::test_each_request_ends_once_with_as_many_tokens_as_it_had"
+    ),
     "test_routed_verdict.py::test_each_twin_is_named": (
         "test_routed_verdict.py::test_a_slow_engine_is_named_by_the_gateways_diagnosis"
     ),
