@@ -197,7 +197,7 @@ class _Reader:
         self._asks: dict[int, RecordedAsk] = {}
         self._routed: dict[str, RequestRouted] = {}
         self._last_routed: RequestRouted | None = None
-        self._routed_before = False
+        self._last_ask: dict[str, RecordedAsk] = {}
         self._owners: dict[int, SequenceSubmitted] = {}
         self._tenants: dict[str, str] = {}
         self._facts: list[RequestFact] = []
@@ -220,9 +220,7 @@ class _Reader:
                 self._engines[fact.engine].reports.append(fact)
                 self._end_ns = max(self._end_ns, fact.at_ns)
             case RequestRouted():
-                self._routed_before = fact.request_id in self._routed
-                self._routed.setdefault(fact.request_id, fact)
-                self._last_routed = fact
+                self._routed[fact.request_id] = self._last_routed = fact
                 self._end_ns = max(self._end_ns, fact.at_ns)
             case SequenceSent():
                 self._sent(fact)
@@ -262,16 +260,20 @@ class _Reader:
 
     def _sent(self, fact: SequenceSent) -> None:
         """The first sequence of a request is sent in the moment of the choice. What is sent again
-        because its engine was lost is no ask, nor is what has no output."""
+        because its engine was lost is no ask, nor is what has no output. A client may use the id
+        of a request that has ended again."""
         routed = self._last_routed
         if routed is None or routed.at_ns != fact.at_ns:
             owner = self._owners.get(fact.seq_id)
             routed = None if owner is None else self._routed.get(owner.request_id)
-        is_again = routed is self._last_routed and self._routed_before
-        if routed is None or is_again or not routed.max_tokens:
+        if routed is None or not routed.max_tokens:
+            return
+        before = self._last_ask.get(routed.request_id)
+        is_again = before is not None and before.routed is not routed
+        if is_again and before is not None and before.reason in (None, EndReason.ENGINE_DIED):
             return
         ask = RecordedAsk(fact.seq_id, routed.request_id, routed, fact.at_ns)
-        self._asks[fact.seq_id] = ask
+        self._asks[fact.seq_id] = self._last_ask[routed.request_id] = ask
         self._name(ask)
 
     def _name(self, ask: RecordedAsk) -> None:

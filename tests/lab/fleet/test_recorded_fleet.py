@@ -4,6 +4,7 @@ with another setting it does what a fleet with that setting does."""
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace as replace_fact
 
 from diagnosis.root_cause.outcomes import ClassOutcome, outcomes_of
 from lab.fleet.faults import Death, Drain, Join, Slow
@@ -248,3 +249,21 @@ def test_requests_that_were_live_at_the_end_are_load_and_no_result() -> None:
     assert asked > ended
     assert {one.request_id for one in replayed if isinstance(one, RequestEnded)} == ended
     assert len(read_fleet(early).asks) == len(asked)
+
+
+def test_a_client_that_uses_an_id_again_has_asked_twice() -> None:
+    facts = fleet(span_s=15.0).recorded()
+    record = read_fleet(facts)
+    first = next(ask for ask in record.asks if ask.ended_ns is not None)
+    later = next(ask for ask in record.asks if ask.at_ns > (first.ended_ns or 0))
+
+    def renamed(fact: Fact) -> Fact:
+        if getattr(fact, "request_id", None) != later.request_id:
+            return fact
+        return replace_fact(fact, request_id=first.request_id)
+
+    same = read_fleet([renamed(fact) for fact in facts])
+
+    assert len(same.asks) == len(record.asks)
+    assert sum(ask.request_id == first.request_id for ask in same.asks) == 2
+    ReplayedFleet(same, FleetChange()).replayed()
