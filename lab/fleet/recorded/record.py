@@ -47,6 +47,7 @@ _LEAST_COST_NS = 1_000
 _BEFORE_NS = 2_000_000_000
 """A simulation begins so long before the first request: the router gets reports."""
 _NOT_OF_THE_COST = ("at_ns", "step_id")
+_LOST = (None, EndReason.ENGINE_DIED)  # of a request that is sent again: its end comes after that
 
 
 class FleetNotReplayable(Exception):
@@ -269,8 +270,7 @@ class _Reader:
         if routed is None or not routed.max_tokens:
             return
         before = self._last_ask.get(routed.request_id)
-        is_again = before is not None and before.routed is not routed
-        if is_again and before is not None and before.reason in (None, EndReason.ENGINE_DIED):
+        if before is not None and before.routed is not routed and before.reason in _LOST:
             return
         ask = RecordedAsk(fact.seq_id, routed.request_id, routed, fact.at_ns)
         self._asks[fact.seq_id] = self._last_ask[routed.request_id] = ask
