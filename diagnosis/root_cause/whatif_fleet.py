@@ -13,6 +13,7 @@ from lab.fleet.recorded.apart import FleetApart
 from lab.fleet.recorded.change import FleetChange, change_of
 from lab.fleet.recorded.record import FleetNotReplayable, FleetRecord, read_fleet
 from lab.fleet.recorded.world import ReplayedFleet
+from lab.simulation.evidence import InvariantViolated
 from service.config.settings import ConfigError
 from service.fleet.routing.decided_again import NoRouter, decide_again
 from telemetry.facts.clock import Clock
@@ -120,7 +121,7 @@ def _identity(
 
 def _as_it_was(record: FleetRecord) -> FleetChange:
     """Where engines computed prompts for others, they do."""
-    computing = sum(one.joined.role == "prefill" for one in record.engines.values())
+    computing = sum(one.only_computes_prompts for one in record.engines.values())
     generating = len(record.engines) - computing
     if not computing or not generating:
         return FleetChange()
@@ -146,6 +147,8 @@ def _simulated(
         return ReplayedFleet(record, change).replayed(), 0
     except AssertionError as error:
         raise ConfigError(f"--set {' '.join(words)}: {error}") from error
+    except InvariantViolated as error:
+        raise FleetNotReplayable(f"the simulation does not hold what it must: {error}") from error
 
 
 def _run_of(

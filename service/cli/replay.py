@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from service.cli.source import add_source
 from service.config.settings import ConfigError
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from lab.replay.replay_exact import Identity
     from telemetry.facts.records import Fact
     from telemetry.journal.journal_reader import Journal
+    from telemetry.requests.slo_policy import SloPolicy
 
+T = TypeVar("T")
 _SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("queue", "queue"))
 
 
@@ -84,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()  # all facts are kept to the end, and none is in a cycle
     try:
         with journal_of(args.source, args.debug_key) as journal:
-            if is_of_vllm(journal.facts()):
-                return replay_on_vllm(args, journal)
             if is_of_fleet(journal.facts()):
                 return replay_fleet(args, journal)
+            if is_of_vllm(journal.facts()):
+                return replay_on_vllm(args, journal)
             return _exact(args, journal) if args.exact else _replay(args, journal)
     except (
         FleetNotReplayable, JournalError, NotReplayable, SchedulerFailed, Stuck, Unreachable
@@ -100,30 +103,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _exact(args: argparse.Namespace, journal: Journal) -> int:
     """0 when every decision was repeated, 1 when one was not."""
-    import msgspec
-
     from diagnosis.root_cause.whatif import identities_of
 
     identities = identities_of(journal)
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(identities)).decode())
-    else:
-        _print_identities(identities)
+    show(args.json, identities, _print_identities)
     return 0 if all(identity.holds for identity in identities) else 1
 
 
 def _replay(args: argparse.Namespace, journal: Journal) -> int:
-    import msgspec
-
     from dashboards.source import journal_of
     from diagnosis.root_cause.whatif import NoiseKind, replay_journal
-    from telemetry.requests.slo_policy import SloFileError, policy_of
 
     clock = MonotonicClock()
-    try:
-        policy = policy_of(args.slo_file)
-    except SloFileError as error:
-        raise ConfigError(str(error)) from error
+    policy = stated_policy(args.slo_file)
     noise = args.noise or ("recorded" if args.cost_from is None else "drawn")
     with ExitStack() as stack:
         other = None
@@ -141,11 +133,28 @@ def _replay(args: argparse.Namespace, journal: Journal) -> int:
         )
     if not written(args.output, facts, clock):
         return 1
-    if args.json:
+    show(args.json, report, _print_report)
+    return 0
+
+
+def stated_policy(path: str | None) -> SloPolicy:
+    """Of `--slo-file`. Raises ConfigError."""
+    from telemetry.requests.slo_policy import SloFileError, policy_of
+
+    try:
+        return policy_of(path)
+    except SloFileError as error:
+        raise ConfigError(str(error)) from error
+
+
+def show(as_json: bool, report: T, as_text: Callable[[T], None]) -> None:
+    """On standard output."""
+    import msgspec
+
+    if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
-        _print_report(report)
-    return 0
+        as_text(report)
 
 
 def written(path: Path | None, facts: list[Fact], clock: Clock) -> bool:

@@ -107,7 +107,8 @@ class StallDetected(_Fact, frozen=True):
 
 class EngineHung(_Fact, frozen=True):
     """The engine process is alive and has not responded since `since_ns`. New requests are refused;
-    its `sequences` sequences are kept. `process_state` is the kernel's letter (T: stopped).
+    its `sequences` sequences are kept, or where an attached engine that was idle then cannot tell
+    of any, the requests of its front ends. `process_state` is the kernel's letter (T: stopped).
     `stacks` are lines about its threads, from `stacks_source`: files, line numbers and functions,
     no values."""
 

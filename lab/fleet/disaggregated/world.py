@@ -60,7 +60,7 @@ class Report:
 class World:
     """One run. Raises InvariantViolated."""
 
-    most_events = 20_000
+    most_events: int = 20_000
 
     def __init__(self, scenario: Scenario, builds: Builds | None = None) -> None:
         self.scenario = scenario

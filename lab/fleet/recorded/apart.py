@@ -71,7 +71,7 @@ def roles_of(record: FleetRecord, change: FleetChange) -> dict[str, RecordedEngi
     assert change.prefill is not None
     assert change.decode is not None
     everyone = list(record.engines.values())
-    computing = [one for one in everyone if one.joined.role == "prefill"]
+    computing = [one for one in everyone if one.only_computes_prompts]
     generating = [one for one in everyone if one not in computing] or everyone
     found = {
         f"decode-{number}": generating[number % len(generating)] for number in range(change.decode)
@@ -87,8 +87,6 @@ class FleetApart(World):
     """One run. Raises ConfigError where limits cannot be, FleetNotReplayable where the size of the
     KV of a token is not recorded. `apart` prompts were computed elsewhere."""
 
-    most_events = 1 << 40
-
     def __init__(self, record: FleetRecord, change: FleetChange) -> None:
         self._record, self._change = record, change
         self._like = roles_of(record, change)
@@ -100,6 +98,7 @@ class FleetApart(World):
         self._texts = Texts(record.asks, limits.block_tokens)
         self._asks = {ask.seq_id: ask for ask in record.asks}
         self._open = len(record.asks)
+        self.most_events = _most_events(record, len(self._like))
         self._gateway: list[Fact] = []
         self._first_ns: dict[int, int] = {}
         self._tokens: Counter[int] = Counter()
@@ -309,6 +308,15 @@ class _Told:
     def __init__(self) -> None:
         self.fold, self.load = LoadFold(), Load()
         self.seen = self.number = self.received = self.ended = 0
+
+
+def _most_events(record: FleetRecord, engines: int) -> int:
+    """More than any run has that comes to its end: some for each token, and the reports of a time
+    in which each engine computes all of them one by one."""
+    tokens = sum(ask.prompt_tokens + ask.routed.max_tokens for ask in record.asks)
+    slowest_ns = max([engine.cost.decode_step_ns(1, 0) for engine in record.engines.values()])
+    span_ns = record.end_ns - record.begin_ns + 100 * tokens * slowest_ns
+    return 100 * tokens + 10 * engines * (1 + span_ns // record.link.report_period_ns)
 
 
 def _token_bytes(engine: RecordedEngine) -> int:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lab.simulation.settings import SETTINGS, changed_fields
+from lab.simulation.settings import SETTINGS, Setting, changed_fields
 from service.config.settings import ConfigError
 from service.engine.admission import Limits
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 MOST_ENGINES = 1_000
+MOST_AGE_MS = 3_600_000
 _MS = 1_000_000
 
 
@@ -53,16 +54,6 @@ class FleetChange:
             raise ConfigError(f"--set {' '.join(self.limits)}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """A name, the field that it is, how its value is read, and what it means."""
-
-    name: str
-    field: str
-    read: Callable[[str], Any]
-    meaning: str
-
-
 def _count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= MOST_ENGINES:
@@ -70,33 +61,30 @@ def _count(text: str) -> int:
     return value
 
 
-def _at_least(least: float) -> Callable[[str], float]:
+def _within(least: float, most: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = float(text)
-        if not least <= value < float("inf"):
+        if not least <= value <= most:
             raise ValueError(text)
         return value
 
     return read
 
 
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
+def _age_ns(text: str) -> int:
+    return round(_within(0, MOST_AGE_MS)(text) * _MS)
 
 
 _NAMES = (
-    _Name("engines", "engines", _count, f"how many engines, up to {MOST_ENGINES}"),
-    _Name("prefill", "prefill", _count, "engines that compute prompts for the others"),
-    _Name("decode", "decode", _count, "engines that generate from such prompts"),
-    _Name("policy", "policy", RoutingPolicy, ", ".join(RoutingPolicy)),
-    _Name("load_bound", "load_bound", _at_least(1), "of prefix_affinity, at least 1"),
-    _Name("harm_weight", "harm_weight", _at_least(0), "of least_finish, at least 0"),
-    _Name("signal_age_ms", "signal_age_ns", lambda text: round(_at_least(0)(text) * _MS),
-          "how much later reports come"),
-    _Name("link_gb_per_s", "link_bytes_per_ns", _rate, "GB/s of KV from engine to engine"),
+    Setting("engines", "engines", _count, f"how many engines, up to {MOST_ENGINES}"),
+    Setting("prefill", "prefill", _count, "engines that compute prompts for the others"),
+    Setting("decode", "decode", _count, "engines that generate from such prompts"),
+    Setting("policy", "policy", RoutingPolicy, ", ".join(RoutingPolicy)),
+    Setting("load_bound", "load_bound", _within(1, 1e6), "of prefix_affinity, 1 to 1000000"),
+    Setting("harm_weight", "harm_weight", _within(0, 1e6), "of least_finish, 0 to 1000000"),
+    Setting("signal_age_ms", "signal_age_ns", _age_ns, f"up to {MOST_AGE_MS} more for reports"),
+    Setting("link_gb_per_s", "link_bytes_per_ns", _within(1e-6, 1e6),
+            "GB/s of KV from engine to engine, 0.000001 to 1000000"),
 )  # fmt: skip
 _BY_NAME = {one.name: one for one in _NAMES}
 
@@ -112,7 +100,7 @@ def change_of(words: Sequence[str]) -> FleetChange:
             limits.append(word)
             continue
         try:
-            values[known.field] = known.read(text.strip()) if equals else known.read("")
+            values[known.limit] = known.read(text.strip()) if equals else known.read("")
         except ValueError:
             raise ConfigError(f"--set {word}: wanted {known.meaning}") from None
     if any(_name_of(word) not in {one.name for one in SETTINGS} for word in limits):

@@ -13,14 +13,14 @@ from lab.fleet.link import Link
 from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost
 from service.engine.limits_record import limits_of
+from service.fleet.membership.members import Role
 from service.fleet.routing.engine_view import ASSUMED_COST
-from telemetry.facts.engine_records import StepCostSet
+from telemetry.facts.engine_records import EngineStarted, StepCostSet
 from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,
     EngineReported,
-    LeaveReason,
     RequestRouted,
     RouterStarted,
 )
@@ -99,13 +99,17 @@ class RecordedAsk:
 @dataclass(slots=True)
 class RecordedEngine:
     """All that was recorded under one name of the membership. `stays` are [joined, left) of its
-    incarnations, and why it left; None: it was there in the end."""
+    incarnations; None: it was there in the end."""
 
     name: str
     joined: EngineJoined
-    stays: list[tuple[int, int | None, LeaveReason | None]] = field(default_factory=list)
+    stays: list[tuple[int, int | None]] = field(default_factory=list)
     drained_ns: int | None = None
     reports: list[EngineReported] = field(default_factory=list)
+
+    @property
+    def only_computes_prompts(self) -> bool:
+        return self.joined.role == Role.PREFILL
 
     @property
     def limits(self) -> Limits:
@@ -168,8 +172,9 @@ def _as_cost(fact: StepCostSet) -> SetStepCost:
 
 
 def is_of_fleet(facts: Iterable[Fact]) -> bool:
-    """Whether a gateway of a fleet wrote them."""
-    return any(isinstance(fact, RouterStarted) for fact in facts)
+    """Whether a gateway of a fleet wrote them: a router starts in them, before any engine."""
+    begun = (fact for fact in facts if isinstance(fact, RouterStarted | EngineStarted))
+    return isinstance(next(begun, None), RouterStarted)
 
 
 def read_fleet(facts: Iterable[Fact]) -> FleetRecord:
@@ -251,13 +256,13 @@ class _Reader:
     def _joined(self, fact: EngineJoined) -> None:
         engine = self._engines.setdefault(fact.engine, RecordedEngine(fact.engine, fact))
         engine.joined, engine.drained_ns = fact, None
-        engine.stays.append((fact.at_ns, None, None))
+        engine.stays.append((fact.at_ns, None))
 
     def _left(self, fact: EngineLeft) -> None:
         engine = self._engines.get(fact.engine)
         if engine is not None and engine.stays:
-            begin_ns, _, _ = engine.stays.pop()
-            engine.stays.append((begin_ns, fact.at_ns, fact.reason))
+            begin_ns, _ = engine.stays.pop()
+            engine.stays.append((begin_ns, fact.at_ns))
 
     def _sent(self, fact: SequenceSent) -> None:
         """The first sequence of a request is sent in the moment of the choice. What is sent again
@@ -315,14 +320,8 @@ class _Reader:
             for before, after in pairwise(engine.reports)
             if after.incarnation == before.incarnation
         ]
-        usual, tells = (
-            Link(),
-            any(
-                report.prefixes is not None
-                for engine in self._engines.values()
-                for report in engine.reports
-            ),
-        )
+        reports = [report for engine in self._engines.values() for report in engine.reports]
+        usual, tells = Link(), any(report.prefixes is not None for report in reports)
         trip_ns, gap_ns = quantile(self._trips_ns, 0.5), quantile(gaps_ns, 0.5)
         return Link(
             delay_ns=usual.delay_ns if trip_ns is None else max(0, round(trip_ns / 2)),

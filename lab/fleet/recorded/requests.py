@@ -18,24 +18,21 @@ def with_requests(record: FleetRecord, facts: Sequence[Fact]) -> list[Fact]:
     that were never sent, or have no recorded end, are as recorded."""
     were = {ask.seq_id: _recorded(ask) for ask in record.asks}
     are = _times(facts)
-    asks: dict[str, list[int]] = {}
-    for ask in record.asks:
-        asks.setdefault(ask.request_id, []).append(ask.seq_id)
-    again: dict[str, list[int]] = {}
-    for fact in facts:
-        if isinstance(fact, SequenceSubmitted):
-            again.setdefault(fact.request_id, []).append(fact.seq_id)
+    sent = {fact.seq_id for fact in facts if isinstance(fact, SequenceSubmitted)}
+    live: dict[str, list[int]] = {}  # asks of requests that have begun: an id may be used again
     ranked = [(fact_ns(fact), 1, fact) for fact in facts]
     for own in record.facts:
-        mine = asks.get(own.request_id)
-        if mine is None or not isinstance(own, SequenceSubmitted | RequestEnded):
+        if isinstance(own, SequenceSubmitted) and own.seq_id in were:
+            live.setdefault(own.request_id, []).append(own.seq_id)
+            continue
+        mine = live.pop(own.request_id, None) if isinstance(own, RequestEnded) else None
+        if mine is None or not isinstance(own, RequestEnded):
             ranked.append((own.at_ns, 0, own))
-        elif isinstance(own, RequestEnded):
-            was = times_of_request(mine, were)
-            now = times_of_request(again.get(own.request_id, ()), are)
-            ended = ended_again(own, was, now) if own.request_id in again else _refused(own)
-            if ended is not None:
-                ranked.append((ended.at_ns, 2, ended))
+            continue
+        was, now = times_of_request(mine, were), times_of_request(mine, are)
+        ended = ended_again(own, was, now) if sent.intersection(mine) else _refused(own)
+        if ended is not None:
+            ranked.append((ended.at_ns, 2, ended))
     ranked.sort(key=lambda entry: entry[:2])
     return [fact for _, _, fact in ranked]
 

@@ -48,7 +48,7 @@ class RecordedFaults(TwinFaults):
 def engines_of(record: FleetRecord, change: FleetChange) -> dict[str, RecordedEngine]:
     """Which engines there are, by name, each with the recorded one that it is like. Engines that
     only computed prompts are none of them."""
-    recorded = [one for one in record.engines.values() if one.joined.role != "prefill"]
+    recorded = [one for one in record.engines.values() if not one.only_computes_prompts]
     recorded = recorded or list(record.engines.values())
     wanted = change.engines or len(recorded)
     found = {one.name: one for one in recorded[:wanted]}
@@ -86,8 +86,7 @@ class ReplayedFleet(RecordedWorld):
         self._limits = {name: limits_again(one, change) for name, one in self._like.items()}
         limits = next(iter(self._limits.values()))
         self._texts = Texts(record.asks, limits.block_tokens)
-        self._asks: dict[int, RecordedAsk] = {}
-        self._asking: RecordedAsk | None = None
+        self._asks = {ask.seq_id: ask for ask in record.asks}
         settings = RoutingSettings.of(record.started)
         scenario = FleetScenario(
             seed=0,
@@ -123,17 +122,14 @@ class ReplayedFleet(RecordedWorld):
             ttft_target_ns=ask.routed.ttft_target_ns,
             itl_target_ns=ask.routed.itl_target_ns,
         )
-        self._asking = ask
+        self._seq_ids = ask.seq_id - 1  # it gets its own again
         self._begin(ask.name, asked)
-        self._asking = None
         if ask.gone_after_ns is not None:
             assert ask.reason is not None
             self._at(self.now_ns + ask.gone_after_ns, self._cancel, ask.name, ask.reason)
 
     def _sent(self, engine: SimEngine, seq_id: int) -> None:
-        ask = self._asking
-        assert ask is not None, "nothing is sent again"
-        self._asks[seq_id] = ask
+        ask = self._asks[seq_id]
         self.gateway_facts.append(
             SequenceSubmitted(ask.request_id, self.now_ns, seq_id, ask.choice)
         )
@@ -165,7 +161,7 @@ class ReplayedFleet(RecordedWorld):
         if name != like.name:
             return [Join(begin_ns, name)]
         found: list[Death | Drain | Join] = []
-        for joined_ns, left_ns, _ in like.stays:
+        for joined_ns, left_ns in like.stays:
             if left_ns is not None and left_ns <= begin_ns + _SEEN_NS:
                 continue
             found.append(Join(max(begin_ns, joined_ns), name))

@@ -18,25 +18,16 @@ _MOST_ENGINES = 8
 
 def replay_fleet(args: argparse.Namespace, journal: Journal) -> int:
     """Like `replay` of one engine. Raises FleetNotReplayable, JournalError, ConfigError."""
-    import msgspec
-
     from diagnosis.root_cause.whatif_fleet import fleet_identity, replay_fleet_journal
-    from service.cli.replay import written
-    from telemetry.requests.slo_policy import SloFileError, policy_of
+    from service.cli.replay import show, stated_policy, written
 
     if args.cost_from is not None or args.noise is not None:
         raise ConfigError("--cost-from and --noise are for the journal of one engine")
     if args.exact:
         identity = fleet_identity(journal)
-        if args.json:
-            print(msgspec.json.format(msgspec.json.encode(identity)).decode())
-        else:
-            print_identity(identity)
+        show(args.json, identity, print_identity)
         return 0 if identity.holds else 1
-    try:
-        policy = policy_of(args.slo_file)
-    except SloFileError as error:
-        raise ConfigError(str(error)) from error
+    policy = stated_policy(args.slo_file)
     clock = MonotonicClock()
     report, facts = replay_fleet_journal(
         journal,
@@ -47,10 +38,7 @@ def replay_fleet(args: argparse.Namespace, journal: Journal) -> int:
     )
     if not written(args.output, facts, clock):
         return 1
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
-    else:
-        print_report(report)
+    show(args.json, report, print_report)
     return 0
 
 

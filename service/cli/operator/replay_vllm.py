@@ -18,27 +18,18 @@ if TYPE_CHECKING:
 def replay_on_vllm(args: argparse.Namespace, journal: Journal) -> int:
     """Like `replay` of our own engine. Raises NotReplayable, JournalError, SchedulerFailed, Stuck,
     ConfigError."""
-    import msgspec
-
     from diagnosis.root_cause.whatif import NoiseKind
     from diagnosis.root_cause.whatif_vllm import replay_vllm_journal, vllm_identities
     from lab.vllm_replay.scheduler_process import find_python, scheduler_process
-    from service.cli.replay import written
-    from telemetry.requests.slo_policy import SloFileError, policy_of
+    from service.cli.replay import show, stated_policy, written
 
     if args.cost_from is not None:
         raise ConfigError("--cost-from is for journals of our own engine")
-    try:
-        policy = policy_of(args.slo_file)
-    except SloFileError as error:
-        raise ConfigError(str(error)) from error
+    policy = stated_policy(args.slo_file)
     with scheduler_process(find_python(args.python)) as scheduler:
         if args.exact:
             identities = vllm_identities(journal, scheduler)
-            if args.json:
-                print(msgspec.json.format(msgspec.json.encode(identities)).decode())
-            else:
-                print_identities(identities)
+            show(args.json, identities, print_identities)
             return 0 if all(identity.share == 1 for identity in identities) else 1
         report, facts = replay_vllm_journal(
             journal,
@@ -51,10 +42,7 @@ def replay_on_vllm(args: argparse.Namespace, journal: Journal) -> int:
         )
     if not written(args.output, facts, MonotonicClock()):
         return 1
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
-    else:
-        print_report(report)
+    show(args.json, report, print_report)
     return 0
 
 

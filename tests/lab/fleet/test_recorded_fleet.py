@@ -214,7 +214,7 @@ def test_texts_have_the_prefixes_in_common_that_the_anchors_name() -> None:
     [
         ["engines=0"], ["engines=5000"], ["engines=two"], ["prefill=1"], ["policy=best"],
         ["prefill=1", "decode=1", "engines=3"], ["signal_age_ms=-1"], ["link_gb_per_s=0"],
-        ["gpus=2"], ["policy"], ["load_bound=nan"],
+        ["gpus=2"], ["policy"], ["load_bound=nan"], ["signal_age_ms=1e300"], ["link_gb_per_s=1e-300"],
     ],
 )  # fmt: skip
 def test_what_cannot_be_changed_is_refused_with_what_can(words: list[str]) -> None:
@@ -266,4 +266,9 @@ def test_a_client_that_uses_an_id_again_has_asked_twice() -> None:
 
     assert len(same.asks) == len(record.asks)
     assert sum(ask.request_id == first.request_id for ask in same.asks) == 2
-    ReplayedFleet(same, FleetChange()).replayed()
+    ends = [
+        fact.output_tokens
+        for fact in ReplayedFleet(same, FleetChange()).replayed()
+        if isinstance(fact, RequestEnded) and fact.request_id == first.request_id
+    ]
+    assert ends == [first.tokens, later.tokens]
