@@ -263,14 +263,13 @@ class FleetApart(World):
         self._admitted(node, fresh)
         told.number += 1
         late_ns = self._record.link.delay_ns + self._change.signal_age_ns
-        made = (told.fold.load(), told.number, told.received, told.ended, self.events.now_ns)
+        made = (told.fold.load(), told.number, told.received, told.ended)
         self.events.after(late_ns, partial(self._reported, name, *made))
         if self._open:
             self.events.after(self._record.link.report_period_ns, partial(self._report, name))
 
-    def _reported(
-        self, name: str, load: Load, number: int, received: int, ended: int, made_ns: int
-    ) -> None:
+    def _reported(self, name: str, load: Load, number: int, received: int, ended: int) -> None:
+        """A gateway does not know how old a report is; it knows the link (`lab.fleet.world`)."""
         node, now_ns = self._nodes[name], self.events.now_ns
         self._states[name].load = load
         self._choice.reported(name)
@@ -282,7 +281,7 @@ class FleetApart(World):
                 engine=name,
                 incarnation=node.peer.incarnation,
                 number=number,
-                age_ns=now_ns - made_ns,
+                age_ns=self._record.link.delay_ns,
                 received=received,
                 ended=ended,
                 **asdict(load),

@@ -18,6 +18,7 @@ from lab.fleet.twins.faults import LateReports, TwinFaults
 from service.config.settings import ConfigError
 from telemetry.facts.fleet.routing_records import (
     EngineJoined,
+    EngineReported,
     RequestRouted,
     RouterStarted,
     RoutingPolicy,
@@ -42,6 +43,11 @@ def again(facts: list[Fact], *words: str) -> list[Fact]:
 
 
 _SMALL_MS = 15.0
+
+
+def sent(facts: list[Fact]) -> list[str]:
+    """The engines that requests were sent to, one after the other."""
+    return [fact.engine for fact in facts if isinstance(fact, SequenceSent)]
 
 
 def near(found: ClassOutcome, true: ClassOutcome, share: float) -> None:
@@ -72,8 +78,15 @@ def test_a_fleet_that_is_simulated_again_does_what_it_did(
 def test_another_policy_does_what_a_fleet_with_it_does(word: str) -> None:
     facts = fleet(Trace.SHARED_PREFIX).recorded()
     policy = RoutingPolicy(word.partition("=")[2])
+    true = fleet(Trace.SHARED_PREFIX, policy=policy).recorded()
 
-    near(chat(again(facts, word)), chat(fleet(Trace.SHARED_PREFIX, policy=policy).recorded()), 0.15)
+    found = again(facts, word)
+
+    near(chat(found), chat(true), 0.15)
+    assert hits(found) == pytest.approx(hits(true), abs=0.05)
+    assert [fact.policy for fact in found if isinstance(fact, RouterStarted)] == [policy]
+    if policy is RoutingPolicy.ROUND_ROBIN:
+        assert sent(found) == sent(true) != sent(facts)
 
 
 @pytest.mark.parametrize("engines", [2, 5])
@@ -93,6 +106,11 @@ def test_older_signals_do_what_they_do_in_a_fleet() -> None:
     found = again(facts, "signal_age_ms=4000")
 
     near(chat(found), chat(fleet(rate_per_s=1.0, faults=late).recorded()), 0.25)
+    begin_ns = read_fleet(facts).begin_ns
+    for simulated in (found, apart(facts, "prefill=1", "decode=2", "signal_age_ms=4000")):
+        reports = [fact for fact in simulated if isinstance(fact, EngineReported)]
+        assert min(report.at_ns for report in reports) >= begin_ns + 4 * SECOND
+    assert sent(found) != sent(again(facts))
 
 
 def test_limits_of_engines_can_be_changed_too() -> None:
@@ -214,7 +232,8 @@ def test_texts_have_the_prefixes_in_common_that_the_anchors_name() -> None:
     [
         ["engines=0"], ["engines=5000"], ["engines=two"], ["prefill=1"], ["policy=best"],
         ["prefill=1", "decode=1", "engines=3"], ["signal_age_ms=-1"], ["link_gb_per_s=0"],
-        ["gpus=2"], ["policy"], ["load_bound=nan"], ["signal_age_ms=1e300"], ["link_gb_per_s=1e-300"],
+        ["gpus=2"], ["policy"], ["load_bound=nan"],
+        ["signal_age_ms=1e300"], ["link_gb_per_s=1e-300"],
     ],
 )  # fmt: skip
 def test_what_cannot_be_changed_is_refused_with_what_can(words: list[str]) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.recorder import Lane
+from telemetry.host import proc
 from telemetry.host.host import SAMPLE_NS, HostSampler
 from telemetry.host.loop_probe import LoopProbe
+from telemetry.host.proc import Source
 from telemetry.pump.pump import Pump
 from tests.support.servers.server import eventually
 
@@ -60,6 +65,25 @@ def test_a_missing_value_has_its_reason_once() -> None:
     assert fourth.engine_resident_bytes is not None
     assert fourth.gateway_resident_bytes is not None
     assert fourth.loop_lag_max_ns == 0
+
+
+def test_the_quota_that_counts_is_that_of_the_engines_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, engines = tmp_path / "ours", tmp_path / "engine"
+    for path in (ours, engines):
+        path.write_text("throttled_usec 0\n")
+    monkeypatch.setattr(proc, "groups_of", lambda pid=None: str(engines if pid else ours))
+    monkeypatch.setattr(
+        proc, "throttled_ns", lambda groups: Source([groups], proc.parse_throttled_ns)
+    )
+    sampled = Sampled(engine_pid=os.getpid())
+    sampled.ticks(20)
+    engines.write_text("throttled_usec 30000\n")
+    sampled.ticks(10)
+    sampled.sampler.close()
+
+    assert sampled.samples()[-1].throttled_ns == 30_000_000
 
 
 def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
