@@ -39,14 +39,14 @@ from telemetry.stats.slo_report import Verdict
 from tests.support.servers.fleet import FleetFile, FleetGateway, Node
 
 RESULT = Path("benchmarks/results/fleet_live.json")
-MODEL = "dummy:tiny"
+MODEL = "dummy:small"
 TTFT_MS, ITL_MS = 400, 250
 TARGET = SloClass(name="chat", ttft_ns=TTFT_MS * 1_000_000, itl_ns=ITL_MS * 1_000_000)
 RATES = {"shared_prefix": 12.0, "unshared": 10.0}
 """Requests a second, of both engines together."""
 SPAN_S, SKIPPED_S = 40.0, 8.0
 SEEDS = (511, 512)
-KV_MEMORY = "2304KiB"
+KV_MEMORY = "27MiB"
 """9,216 tokens of this model: of twelve prefixes of 1,450 tokens each engine can hold six."""
 TENANTS, IDS = 12, range(3, 500)
 

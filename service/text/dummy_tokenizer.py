@@ -10,6 +10,7 @@ from service.text.tokenizer import Tokenizer
 
 _VOCAB = {
     "tiny": 512,
+    "small": 512,
     "smollm2-135m": 49_152,
     "llama-1b": 128_256,
     "llama-8b": 128_256,

@@ -1,8 +1,8 @@
-"""Runs the drills on fleets of three nodes of dummy:tiny, and writes what was said.
+"""Runs the drills on two fleets, one after the other, and writes what was said.
 
     python -m benchmarks.diagnosis.fleet.live [DRILL ...]
 
-Some six minutes: each drill has a calm time, the trouble, and a time in which it fades.
+Some ten minutes: each drill has a calm time, the trouble, and a time in which it fades.
 """
 
 from __future__ import annotations
@@ -13,62 +13,98 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.diagnosis.fleet.live.clients import Clients
+from benchmarks.diagnosis.fleet.live.clients import Asked, Clients
 from benchmarks.diagnosis.fleet.live.clock import JumpingClock
-from benchmarks.diagnosis.fleet.live.drills import CULPRIT, DRILLS, Drill, Scene
-from benchmarks.diagnosis.fleet.live.processes import Fleet, fleet
+from benchmarks.diagnosis.fleet.live.drills import APART, CULPRIT, ROUTED, Drill, Scene
+from benchmarks.diagnosis.fleet.live.processes import Fleet, apart, routed
 from benchmarks.diagnosis.fleet.live.watch import Said, Watch
+from benchmarks.machine import machine
 
 RESULT = Path(__file__).parents[3] / "results" / "diagnosis" / "fleet_live.json"
 NAMES = ("first", CULPRIT, "third")
 _FIRST_S, _CALM_S, _TROUBLE_S, _FADES_S = 20.0, 14.0, 20.0, 14.0
+_ROUTED_ASKED = Asked(output_tokens=60, own_words=12, pause_s=0.4, prefixes=8, common_words=160)
+_APART_ASKED = Asked(output_tokens=24, own_words=220, pause_s=0.4)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A fleet that runs, and its clients."""
+
+    fleet: Fleet
+    clients: Clients
+    clock: JumpingClock | None
 
 
 def main() -> None:
+    every = [*ROUTED, *APART]
     parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.diagnosis.fleet.live")
-    parser.add_argument("drills", nargs="*", metavar="DRILL", help=f"of {', '.join(DRILLS)}")
+    parser.add_argument("drills", nargs="*", metavar="DRILL", help=f"of {', '.join(every)}")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    names = args.drills or list(DRILLS)
+    unknown = set(args.drills) - set(every)
+    if unknown:
+        parser.error(f"no drill is called {', '.join(sorted(unknown))}; of {', '.join(every)}")
+    names = args.drills or every
     rows: list[dict[str, Any]] = []
-    _run(names, rows)
+    for drills, stage in ((ROUTED, _routed), (APART, _apart)):
+        mine = {name: drills[name] for name in names if name in drills}
+        if mine:
+            with stage() as running:
+                rows += _run(mine, running)
     right = [row for row in rows if row["right"]]
-    args.out.write_text(json.dumps({"right": len(right), "drills": rows}, indent=2) + "\n")
+    found = {"machine": machine(), "right": len(right), "drills": rows}
+    args.out.write_text(json.dumps(found, indent=2) + "\n")
     print(f"{len(right)} of {len(rows)} right; {args.out}")
     sys.exit(len(right) < len(rows))
 
 
-def _run(names: Sequence[str], rows: list[dict[str, Any]]) -> None:
+def _run(drills: dict[str, Drill], stage: Stage) -> list[dict[str, Any]]:
     """One after the other on the same fleet."""
-    with _stage() as (running, clients, clock), Watch(running.gateway) as watch:
+    rows = []
+    with Watch(stage.fleet.watched) as watch:
         time.sleep(_FIRST_S)
         started = watch.phase()
         print(f"while it started: {dict(started.first)}", flush=True)
-        for name in names:
+        for name, drill in drills.items():
             time.sleep(_CALM_S)
             before = watch.phase()
-            _act(DRILLS[name], Scene(running, clients, clock, threading.Event()))
+            _act(drill, Scene(stage.fleet, stage.clock, threading.Event()))
             during = watch.phase()
             time.sleep(_FADES_S)
             watch.phase()
-            rows.append(_row(name, DRILLS[name], before, during))
+            rows.append(_row(name, drill, before, during))
             print(json.dumps(rows[-1]), flush=True)
-        print(f"answers: {dict(clients.ends)}", flush=True)
+        print(f"answers: {dict(stage.clients.ends)}", flush=True)
+    return rows
 
 
 @contextmanager
-def _stage() -> Iterator[tuple[Fleet, Clients, JumpingClock]]:
+def _routed() -> Iterator[Stage]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         clock = JumpingClock(folder)
-        running = stack.enter_context(fleet(folder, NAMES, {CULPRIT: clock.environment}))
-        asking = Clients(running.gateway.url, number=6, seed=1, output_tokens=60, pause_s=0.4)
-        yield running, stack.enter_context(asking), clock
+        environments = {CULPRIT: clock.environment}
+        running = stack.enter_context(routed(folder, "dummy:tiny", NAMES, environments))
+        yield Stage(running, stack.enter_context(_clients(running, 6, _ROUTED_ASKED)), clock)
+
+
+@contextmanager
+def _apart() -> Iterator[Stage]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = stack.enter_context(apart(folder, "dummy:small", "--max-num-seqs", "8"))
+        yield Stage(running, stack.enter_context(_clients(running, 2, _APART_ASKED)), None)
+
+
+def _clients(fleet: Fleet, number: int, asked: Asked) -> Clients:
+    return Clients(fleet.gateway.url, fleet.model, number, 1, asked)
 
 
 def _act(drill: Drill, scene: Scene) -> None:
@@ -87,7 +123,7 @@ def _row(name: str, drill: Drill, before: Said, during: Said) -> dict[str, Any]:
     culprits = during.culprits.get(first, {})
     culprit = max(culprits, key=lambda one: culprits[one], default="")
     calm = not any(one for one in before.first if one)
-    at_fault = culprit == CULPRIT or not drill.symptom
+    at_fault = culprit == drill.culprit
     return {
         "drill": name,
         "what": drill.what,

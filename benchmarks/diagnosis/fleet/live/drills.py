@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.diagnosis.fleet.live.clients import Clients
+from benchmarks.diagnosis.fleet.live.clients import Asked, Clients
 from benchmarks.diagnosis.fleet.live.clock import JumpingClock
 from benchmarks.diagnosis.fleet.live.processes import Fleet
 
@@ -21,7 +21,6 @@ class Scene:
     """What a drill may act on, and until when."""
 
     fleet: Fleet
-    clients: Clients
     clock: JumpingClock | None
     stop: threading.Event
 
@@ -29,15 +28,21 @@ class Scene:
         """False when it is over."""
         return not self.stop.wait(seconds)
 
+    def more(self, number: int, asked: Asked) -> None:
+        """So many more clients until then."""
+        with Clients(self.fleet.gateway.url, self.fleet.model, number, 2, asked):
+            self.stop.wait()
+
 
 @dataclass(frozen=True)
 class Drill:
     """`act` returns when the scene's time is over, with everything as it was. `symptom` empty:
-    nothing is wrong."""
+    nothing is wrong. `culprit` empty: no engine is at fault."""
 
     symptom: str
     what: str
     act: Callable[[Scene], None]
+    culprit: str = ""
 
 
 def _nothing(scene: Scene) -> None:
@@ -74,10 +79,43 @@ def _jumps(scene: Scene) -> None:
         scene.clock.jump(300_000_000)
 
 
-DRILLS: dict[str, Drill] = {
+def _narrow(scene: Scene) -> None:
+    link = scene.fleet.links["kv"]
+    link.bytes_per_s = 1_500_000.0
+    scene.stop.wait()
+    link.bytes_per_s = None
+
+
+def _long_prompts(scene: Scene) -> None:
+    scene.more(12, Asked(output_tokens=2, own_words=330, pause_s=0.1))
+
+
+def _long_answers(scene: Scene) -> None:
+    scene.more(16, Asked(output_tokens=300, own_words=20, pause_s=0.1))
+
+
+ROUTED: dict[str, Drill] = {
     "nothing": Drill("", "nothing, as long as a drill", _nothing),
-    "stopped": Drill("replica_slow", "SIGSTOP for 200 ms of each 220 ms", _stopped_again_and_again),
-    "flushed": Drill("affinity_lost", "its cache is flushed every 0.7 s", _flushed),
-    "jumps": Drill("clock_unbounded", "its machine's clock jumps by 0.3 s every 3 s", _jumps),
-    "late": Drill("signals_stale", "a proxy delays all that its node sends, up to 4 s", _late),
+    "stopped": Drill(
+        "replica_slow", "SIGSTOP for 200 ms of each 220 ms", _stopped_again_and_again, CULPRIT
+    ),
+    "flushed": Drill("affinity_lost", "its cache is flushed every 0.7 s", _flushed, CULPRIT),
+    "jumps": Drill(
+        "clock_unbounded", "its machine's clock jumps by 0.3 s every 3 s", _jumps, CULPRIT
+    ),
+    "late": Drill(
+        "signals_stale", "a proxy delays all that its node sends, up to 4 s", _late, CULPRIT
+    ),
 }
+"""Of three engines and a gateway."""
+APART: dict[str, Drill] = {
+    "nothing, apart": Drill("", "nothing, as long as a drill", _nothing),
+    "narrow": Drill("transfer_slow", "a proxy passes 1.5 MB of KV a second", _narrow),
+    "long prompts": Drill(
+        "prefill_bound", "twelve more clients with prompts of 1,500 tokens", _long_prompts
+    ),
+    "long answers": Drill(
+        "decode_bound", "sixteen more clients with answers of 300 tokens", _long_answers
+    ),
+}
+"""Of an engine that computes prompts, and one that decodes them."""

@@ -11,12 +11,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.diagnosis.fleet.live.proxy import SlowLink
 
-MODEL = "dummy:tiny"
 _START_S = 180.0
 
 
@@ -46,57 +45,95 @@ class Process:
 
 @dataclass(frozen=True)
 class Fleet:
-    """By name: nodes, and the links to them."""
+    """By name: nodes, and the links that can be made slow. `watched` is asked what is wrong."""
 
     gateway: Process
     nodes: dict[str, Process]
     links: dict[str, SlowLink]
+    watched: Process
+    model: str
 
 
 @contextlib.contextmanager
-def fleet(
-    folder: Path,
-    names: Sequence[str],
-    environments: Mapping[str, Mapping[str, str]],
+def routed(
+    folder: Path, model: str, names: Sequence[str], environments: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Fleet]:
-    """Started, and ended. `environments` has more variables for some nodes. Requests are dealt out,
-    so that each engine has as many: the default policy would leave the machine's least busy engine
-    nearly all of so few."""
-    key = folder / "fleet.key"
-    key.write_text("0123456789abcdef0123456789abcdef\n")
+    """Engines that a gateway chooses from, each behind a link. `environments` has more variables
+    for some. Requests are dealt out, so that each engine has as many: the default policy would
+    leave the machine's least busy engine nearly all of so few."""
     with contextlib.ExitStack() as stack:
+        started = Started(stack, folder, model)
         nodes: dict[str, Process] = {}
         links: dict[str, SlowLink] = {}
-        lines = [f'key_file = "{key.name}"']
+        lines = []
         for name in names:
             port = _free_port()
-            node = _start(
-                [
-                    "engine",
-                    "--listen",
-                    f"127.0.0.1:{port}",
-                    "--key-file",
-                    str(key),
-                    "--no-root-cause",
-                ],
-                folder / f"{name}.log",
-                environments.get(name, {}),
-            )
-            stack.callback(_end, node)
+            nodes[name] = started.node(name, port, (), environments.get(name, {}))
             links[name] = stack.enter_context(SlowLink(port))
-            nodes[name] = node
             lines += [f"[engines.{name}]", f'address = "127.0.0.1:{links[name].port}"']
-        engines = folder / "engines.toml"
-        engines.write_text("\n".join([*lines, ""]))
-        gateway = _start(
-            ["serve", "--engines", str(engines), "--routing", "round_robin"],
-            folder / "gateway.log",
-            {},
-        )
-        stack.callback(_end, gateway)
-        for one in (*nodes.values(), gateway):
+        gateway = started.gateway(lines, "--routing", "round_robin")
+        yield Fleet(gateway, nodes, links, gateway, model)
+
+
+@contextlib.contextmanager
+def apart(folder: Path, model: str, *decode_flags: str) -> Iterator[Fleet]:
+    """An engine that computes all prompts, one that decodes them and is watched, and the link of
+    their KV."""
+    with contextlib.ExitStack() as stack:
+        started = Started(stack, folder, model)
+        ports, kv_port = (_free_port(), _free_port()), _free_port()
+        listens = ("--role", "prefill", "--kv-listen", f"127.0.0.1:{kv_port}")
+        prefill = started.node("prefill", ports[0], listens, {})
+        decode = started.node("decode", ports[1], ("--role", "decode", *decode_flags), {})
+        link = stack.enter_context(SlowLink(kv_port))
+        lines = [
+            "[engines.prefill]",
+            f'address = "127.0.0.1:{ports[0]}"',
+            f'kv_address = "127.0.0.1:{link.port}"',
+            "[engines.decode]",
+            f'address = "127.0.0.1:{ports[1]}"',
+        ]
+        gateway = started.gateway(lines, "--prefill-split", "always")
+        nodes = {"prefill": prefill, "decode": decode}
+        yield Fleet(gateway, nodes, {"kv": link}, decode, model)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Processes of one fleet, which end with `stack`."""
+
+    stack: contextlib.ExitStack
+    folder: Path
+    model: str
+    nodes: list[Process] = field(default_factory=list)
+
+    @property
+    def _key(self) -> Path:
+        path = self.folder / "fleet.key"
+        path.write_text("0123456789abcdef0123456789abcdef\n")
+        return path
+
+    def node(
+        self, name: str, port: int, flags: Sequence[str], environment: Mapping[str, str]
+    ) -> Process:
+        words = ["engine", "--listen", f"127.0.0.1:{port}", "--key-file", str(self._key), *flags]
+        one = self._start([*words, "--threads", "1", "--no-root-cause"], name, environment)
+        self.nodes.append(one)
+        return one
+
+    def gateway(self, lines: Sequence[str], *flags: str) -> Process:
+        """Of the engines that `lines` list; once all are ready."""
+        engines = self.folder / "engines.toml"
+        engines.write_text("\n".join([f'key_file = "{self._key.name}"', *lines, ""]))
+        gateway = self._start(["serve", "--engines", str(engines), *flags], "gateway", {})
+        for one in (*self.nodes, gateway):
             _wait_ready(one)
-        yield Fleet(gateway, nodes, links)
+        return gateway
+
+    def _start(self, words: list[str], name: str, environment: Mapping[str, str]) -> Process:
+        one = _start([*words, "--model", self.model], self.folder / f"{name}.log", environment)
+        self.stack.callback(_end, one)
+        return one
 
 
 def _start(words: list[str], log: Path, environment: Mapping[str, str]) -> Process:
@@ -104,7 +141,7 @@ def _start(words: list[str], log: Path, environment: Mapping[str, str]) -> Proce
     command = [sys.executable, "-m", "service.cli.main", *words, "--port", str(port)]
     with log.open("wb") as file:
         popen = subprocess.Popen(
-            [*command, "--model", MODEL],
+            command,
             env={**os.environ, **environment},
             stdout=file,
             stderr=file,

@@ -1,4 +1,4 @@
-"""A TCP proxy between a gateway and a node whose way back takes as long as it is told to."""
+"""A TCP proxy in front of a node whose way back is as late and as narrow as it is told to be."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import contextlib
 import socket
 import threading
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 14
+_MOST_WAITING = 4096
 
 
 class SlowLink:
     """`with SlowLink(port) as link:` listens at `link.port` and forwards to `port` of this machine.
-    What the node sends arrives `delay_s` later; in order, whatever happens to `delay_s`."""
+    What the node sends arrives `delay_s` later, in order whatever happens to `delay_s`, and at most
+    `bytes_per_s` of it (None: no limit)."""
 
     def __init__(self, node_port: int) -> None:
         self.delay_s = 0.0
+        self.bytes_per_s: float | None = None
         self._node_port = node_port
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -60,12 +63,12 @@ class SlowLink:
     async def _forward_late(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
-        """Read at once, write when it is due."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        """Read at once, write when it is due; what a narrow link has not taken is not read."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_WAITING)
         writing = asyncio.ensure_future(self._write(waiting, target))
         try:
             while data := await source.read(_CHUNK):
-                waiting.put_nowait((self._loop.time() + self.delay_s, data))
+                await waiting.put((self._loop.time() + self.delay_s, data))
         finally:
             writing.cancel()
 
@@ -76,5 +79,7 @@ class SlowLink:
             while True:
                 due_s, data = await waiting.get()
                 await asyncio.sleep(max(0.0, due_s - self._loop.time()))
+                if self.bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self.bytes_per_s)
                 target.write(data)
                 await target.drain()
