@@ -33,9 +33,16 @@ def _blocks(largest: float) -> tuple[str, ...]:
     return _BLOCKS, str(round(largest * _SMALL_CONTEXT_TOKENS / BLOCK_TOKENS) + 1)
 
 
-def _growing_requests(scene: Scene) -> list[PlannedRequest]:
-    """Short prompts and long outputs, at regular intervals."""
-    return scene.requests("usual", scene.rate_per_s, scene.whole_span_s, regular=True)
+_LONG_ANSWERS = Mix(name="long answers", prompt=(8, 16), output=(180, 230))
+_WAVE = 6
+
+
+def _waves(scene: Scene) -> list[PlannedRequest]:
+    """Requests that begin together: all fit when they begin, and not when they have grown. The next
+    wave comes when the last is nearly done, so that few wait for a first block: vLLM lets nobody
+    pass a sequence that has lost its own."""
+    waves = scene.requests("usual", scene.rate_per_s, scene.whole_span_s, burst=_WAVE, regular=True)
+    return [replace(one, at_s=one.at_s + 0.02 * (n % _WAVE)) for n, one in enumerate(waves)]
 
 
 def _worker(what: str, *values: float) -> HelperInjection:
@@ -74,8 +81,12 @@ LIMITS = (
     ),
     replace(
         find("kv_thrash", "tight_pool"),
+        about="six requests that begin together fit into the cache until they have grown",
         flags=_SMALL,
-        traffic=_growing_requests,
+        levels=(4.0, 3.5, 3.0),
+        mix=_LONG_ANSWERS,
+        load=0.55,
+        traffic=_waves,
         bad_flags=lambda need, requests: _blocks(requests),
     ),
     replace(
