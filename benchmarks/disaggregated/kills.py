@@ -4,12 +4,13 @@ left behind.
     python -m benchmarks.disaggregated.kills
 
 Two nodes (one computes prompts, one decodes) and a gateway serve `dummy:tiny`. For each state of
-each side, each victim (engine of the one, engine of the other, gateway) and each signal one request
-is sent; when a transfer comes into the state, the engine's loop is held by a hook
+each side, each victim (engine or node process of the one and of the other, gateway) and each signal
+one request is sent; when a transfer comes into the state, the engine's loop is held by a hook
 (`hooks/sitecustomize.py`), the victim gets the signal, and the loop goes on. In `fencing` the
 client has gone away before. Then is checked:
 
 - the client has one answer: the text of one engine, or one typed error where its engine was killed
+  or its node was silent for too long
 - the gateway has one end of the request, whose parts sum to its time exactly
 - no block is used, quarantined or held at any node, and the next request has the right text
 """
@@ -44,9 +45,12 @@ STATES = {
     "decode": ("reserving", "filling", "verifying", "admitting", "fencing"),
     "prefill": ("computing", "flushing", "sealed", "fencing"),
 }
-VICTIMS = ("prefill", "decode", "gateway")
+NODES = {"node of prefill": "prefill", "node of decode": "decode"}
+"""Processes beside an engine: the gateway's frames and HTTP are theirs. A replica of Ray Serve is
+the parent of one, which ends with it."""
+VICTIMS = ("prefill", "decode", "gateway", *NODES)
 SIGNALS = ("SIGKILL", "SIGSTOP")
-STOPPED_S = {"prefill": 7.0, "decode": 7.0, "gateway": 3.0}
+STOPPED_S = {"prefill": 7.0, "decode": 7.0, "gateway": 3.0, **dict.fromkeys(NODES, 7.0)}
 """Longer than a silent peer is waited for (5 s), shorter than a silent gateway (10 s)."""
 MODEL = ("--model", "dummy:tiny")
 ENGINE = (*MODEL, "--max-batched-tokens", "32", "--max-num-seqs", "8", "--max-model-len", "512")
@@ -68,16 +72,14 @@ class Case:
 
 
 class Fleet:
-    """The processes. A gateway that was killed is replaced."""
+    """The processes. A gateway or a node that was killed is replaced."""
 
     def __init__(self, folder: Path, states: StateSocket, stack: contextlib.ExitStack) -> None:
         env = {"PYTHONPATH": os.pathsep.join((str(HOOKS), os.environ.get("PYTHONPATH", "")))}
         env["PHASESCOPE_KV_STATES"] = str(states.path)
-        self.nodes = {
-            role: stack.enter_context(Node(folder, *ENGINE, "--role", role, env=env))
-            for role in ("prefill", "decode")
-        }
-        self._file, self._stack = FleetFile(folder, self.nodes.values()), stack
+        self._folder, self._env, self._stack = folder, env, stack
+        self.nodes = {role: self._node(role) for role in ("prefill", "decode")}
+        self._file = FleetFile(folder, self.nodes.values())
         self.states = states
         self.expected = self._alone()
         self.gateway = self._start()
@@ -86,6 +88,10 @@ class Fleet:
         with Server(*ENGINE) as server:
             return str(server.client.post("/v1/completions", json=BODY).json()["choices"])
 
+    def _node(self, role: str) -> Node:
+        node = Node(self._folder, *ENGINE, "--role", role, env=self._env)
+        return self._stack.enter_context(node)
+
     def _start(self) -> FleetGateway:
         split = ("--prefill-split", "always")
         return self._stack.enter_context(FleetGateway(self._file, *MODEL, *split))
@@ -93,6 +99,8 @@ class Fleet:
     def pid_of(self, victim: str) -> int:
         if victim == "gateway":
             return int(self.gateway.process.pid)
+        if victim in NODES:
+            return int(self.nodes[NODES[victim]].process.pid)
         return int(self.nodes[victim].snapshot()["engine_pid"])
 
     def is_ready(self) -> bool:
@@ -102,6 +110,12 @@ class Fleet:
         """Everything runs again."""
         if self.gateway.process.poll() is not None:
             self.gateway = self._start()
+        ended = [role for role, node in self.nodes.items() if node.process.poll() is not None]
+        for role in ended:
+            self.nodes[role] = self._node(role)
+        if ended:
+            nodes = enumerate(self.nodes.values())
+            self._file.write({f"n{index}": node.address for index, node in nodes})
         eventually(self.is_ready, "engines ready", 60)
 
     def left_over(self) -> list[str]:
@@ -174,6 +188,8 @@ def strike(fleet: Fleet, case: Case, pid: int, held: Held, request: Request) -> 
     if case.signal == "SIGKILL":
         if case.victim == "gateway":
             fleet.gateway.process.wait()
+        elif case.victim in NODES:
+            fleet.nodes[NODES[case.victim]].process.wait()
         return
     with contextlib.suppress(TimeoutError):
         fleet.states.pass_on(STOPPED_S[case.victim])
@@ -187,9 +203,11 @@ def judge(fleet: Fleet, case: Case, request: Request, request_id: str) -> None:
     right = {"text"}
     if is_cancelled:
         right = {"deleted"}
-    if is_killed and case.victim == "decode":
+    if is_killed and case.victim in ("decode", "node of decode"):
         right |= {"engine_died"}
         right -= set() if is_cancelled else {"text"}
+    if not is_killed and case.victim == "node of decode":
+        right |= {"engine_died"}  # a node that is silent for five seconds is given up
     if is_killed and case.victim == "gateway":
         # who deleted it may have been answered before
         right = {"RemoteProtocolError", "ReadError"} | ({"deleted"} if is_cancelled else set())
