@@ -22,6 +22,7 @@ _INTERNAL = "(internal)"
 _OURS = "PHASESCOPE_"  # variables that give flags their defaults
 _STATED = re.compile(r" \(default:? ([^)]+)\)")
 _WORDS: dict[object, str] = {int: "N", float: "X"}
+_Parts = argparse._SubParsersAction
 _SERVE, _ATTACH, _NODE = "serve", "attach", "engine"
 
 
@@ -56,10 +57,16 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
         "",
         f"## phasescope {name}",
         "",
-        one_line(parser.description) or f"{helped[0].upper()}{helped[1:]}.",
+        one_line(parser.description) or f"{_sentence(helped)}.",
     ]
     own, titled = parser._action_groups[:2], parser._action_groups[2:]
-    lines += _arguments([one for group in own for one in group._group_actions], parser)
+    mine = [one for group in own for one in group._group_actions]
+    lines += _arguments([one for one in mine if not isinstance(one, _Parts)], parser)
+    for parts in (one for one in mine if isinstance(one, _Parts)):
+        for shown in parts._choices_actions:
+            part = parts.choices[shown.dest]
+            lines += ["", f"### {name} {shown.dest}", "", f"{_sentence(shown.help)}."]
+            lines += _arguments(part._actions, part)
     if any(isinstance(action, SettingAction) for action in parser._actions):
         lines += ["", NAMES]
         if name not in (_SERVE, _ATTACH, _NODE):  # it has the same ones as serve
@@ -72,6 +79,11 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
         shown = _arguments(group._group_actions, parser)
         lines += ["", f"### {name}: {group.title}", *shown] if shown else []
     return lines
+
+
+def _sentence(text: str | None) -> str:
+    found = one_line(text)
+    return f"{found[0].upper()}{found[1:]}"
 
 
 def _shared(groups: Sequence[argparse._ArgumentGroup]) -> str:

@@ -14,8 +14,8 @@ from service.config.settings import AttachedConfig, ModelKind, ModelRef, Observe
 from service.config.tree import all_settings, attach_settings, node_settings
 
 NAMES = (
-    "Each flag is also an environment variable and a key of a config file: --max-num-seqs is "
-    "PHASESCOPE_MAX_NUM_SEQS and max_num_seqs. A flag wins over a variable, a variable over the "
+    "Each flag is also an environment variable and a key of a config file: --log-format is "
+    "PHASESCOPE_LOG_FORMAT and log_format. A flag wins over a variable, a variable over the "
     "file, the file over the default."
 )
 _NO_MODEL = ModelRef(kind=ModelKind.DUMMY, path="", name="")

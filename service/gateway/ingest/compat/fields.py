@@ -59,7 +59,8 @@ OWN = {
 
 _NO_MEDIA = "the server takes text only"
 _NO_TRANSFER = (
-    "it moves no KV cache between servers, so one server does both prefill and decode of a request"
+    "clients cannot steer the transfer of KV: in a fleet the gateway chooses where a prompt is "
+    "computed"
 )
 _NO_RANKS = "it has no data parallel ranks to choose from"
 _NO_HIDDEN = "it gives out texts, tokens and log-probabilities, nothing of the model's inside"
