@@ -7,6 +7,7 @@ All stamps are nanoseconds of CLOCK_MONOTONIC, which the processes of one host s
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from enum import StrEnum
@@ -92,6 +93,17 @@ Message = Hello | Batch | TurnedOff
 
 _encoder = msgspec.msgpack.Encoder()
 decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def sent_name(name: str) -> str:
+    """The engine's own name of a sequence as it travels. Clients may choose a part of it, of any
+    length: a long one keeps its beginning, and a digest tells it from others that begin alike. Both
+    processes of an engine shorten it alike."""
+    if len(name) <= NAME_CHARACTERS and name.isprintable():
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    begin = name[: NAME_CHARACTERS - len(digest) - 1]
+    return f"{begin if begin.isprintable() else ''}~{digest}"
 
 
 def encode(message: Message) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attach.sidecar.hub import JOIN_NS, WINDOW_NS, Hub
+from service.attach.sidecar.hub import JOIN_NS, MEET_NS, WINDOW_NS, Hub
 from service.attach.sidecar.streams import Counts, Stream
 from service.attach.wire import Batch, Role, SequenceName, Submitted
 from telemetry.facts.engine_records import (
@@ -68,7 +68,7 @@ class World:
         return self.lane.drain()
 
 
-WINDOW, JOIN = WINDOW_NS // MS, JOIN_NS // MS
+WINDOW, JOIN, MEET = WINDOW_NS // MS, JOIN_NS // MS, MEET_NS // MS
 
 
 def sent(request_id: str, at: int, name: str) -> Submitted:
@@ -227,7 +227,7 @@ def test_what_a_dead_engine_had_ends() -> None:
     world = World(has_front=False)
     world.of_core(started(), queued(1, 20))
     world.at(WINDOW + 20)
-    world.hub.engine_died(EngineDied(30 * MS, None, "gone", 1))
+    world.hub.engine_died(30 * MS, "gone")
     died, ended = world.at(WINDOW + 30)
     assert isinstance(died, EngineDied)
     assert isinstance(ended, RequestEnded)
@@ -243,6 +243,97 @@ def test_a_front_end_that_ends_fails_its_requests() -> None:
     (ended,) = world.at(WINDOW + 10)
     assert isinstance(ended, RequestEnded)
     assert ended.reason is EndReason.ENGINE_DIED
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_what_a_front_end_had_sent_just_before_it_ended_ends_too(is_dead: bool) -> None:
+    """Its last facts still wait for their turn then."""
+    world = World()
+    world.of_front(accepted("r1", 5))
+    if is_dead:
+        world.hub.front_end_died(world.front.who, 10 * MS)
+    else:
+        world.hub.unobserved(world.front, 10 * MS)
+
+    kinds = [type(fact) for fact in world.at(WINDOW + 10)]
+
+    assert kinds == [RequestAccepted, RequestEnded if is_dead else RequestsListed]
+    assert not world.hub.is_busy
+
+
+def test_an_engine_that_dies_with_its_first_sequence_has_died() -> None:
+    """One that dies without any has only ended."""
+    world = World(has_front=False)
+    world.hub.engine_died(4 * MS, "gone")
+    assert world.at(WINDOW + 4) == []
+
+    world.of_core(started(), queued(1, 20))
+    world.hub.engine_died(30 * MS, "gone")
+
+    died = [fact for fact in world.at(WINDOW + 30) if isinstance(fact, EngineDied)]
+    assert [one.restart for one in died] == [1]
+    assert not world.hub.is_busy
+
+
+def test_a_request_that_comes_too_late_does_not_take_a_sequence_that_has_one() -> None:
+    world = World(has_front=False)
+    world.of_core(started(), queued(1, 20), names=[SequenceName(1, "a")])
+    found = world.at(WINDOW + 20)
+    world.has_front = True
+    world.of_front(accepted("r1", 5), submitted=[sent("r1", 10, "a")])
+    world.of_core(sequence_ended(1, 400))
+    found += world.at(WINDOW + 400)
+
+    owners = [fact.request_id for fact in found if isinstance(fact, SequenceSubmitted)]
+    assert owners == ["a"]
+    assert world.counts.joined == 0
+
+
+def test_a_core_that_has_run_before_waits_for_its_front_ends() -> None:
+    """After a restart of the sidecar each process connects in its own time."""
+    connected = 60_000
+    world = World(has_front=False)
+    world.core = Stream(hello(), None, connected * MS, connected * MS)
+    queued_at = connected - 4_000  # it waited in the adapter
+    world.of_core(started(), queued(1, queued_at), names=[SequenceName(1, "a")])
+    assert [type(fact).__name__ for fact in world.at(connected + WINDOW)] == ["EngineStarted"]
+
+    world.has_front = True
+    early = queued_at - 10
+    world.of_front(accepted("r1", early), submitted=[sent("r1", early + 5, "a")])
+    kinds = [type(fact) for fact in world.at(connected + 2 * WINDOW)]
+    assert kinds == [RequestAccepted, SequenceSubmitted, SequenceQueued]
+
+
+def test_a_core_that_has_run_before_does_not_wait_for_ever() -> None:
+    connected = 60_000
+    world = World(has_front=False)
+    world.core = Stream(hello(), None, connected * MS, connected * MS)
+    world.of_core(started(), queued(1, connected - 10), names=[SequenceName(1, "a")])
+    world.at(connected + MEET - 1)
+    assert world.hub.waiting == 1
+    assert world.at(connected + MEET)
+    assert world.counts.core_only == 1
+
+
+def test_beside_a_core_that_is_not_observed_no_end_waits_for_a_name() -> None:
+    """It has some of the sequences."""
+    world = World()
+    world.of_core(started())
+    world.at(WINDOW)
+    world.hub.has_other_cores = True
+    world.of_front(accepted("r1", 5), request_ended("r1", 10), submitted=[sent("r1", 6, "a")])
+    kinds = [type(fact) for fact in world.at(10 + WINDOW)]
+    assert kinds == [RequestAccepted, RequestEnded]
+
+
+def test_one_sequence_that_is_named_twice_is_joined_by_either_name() -> None:
+    world = World()
+    world.of_core(queued(1, 20), names=[SequenceName(1, "a"), SequenceName(1, "b")])
+    world.of_front(accepted("r1", 5), submitted=[sent("r1", 10, "b"), sent("r1", 11, "a")])
+    found = world.at(20 + WINDOW)
+    assert submitted("r1", 10, 1) in found
+    assert queued(1, 20) in found
 
 
 def test_facts_that_an_adapter_dropped_are_a_gap() -> None:

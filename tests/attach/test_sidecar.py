@@ -139,12 +139,33 @@ def test_a_malformed_stream_is_closed_and_counted(
     broken.close()
 
 
-def test_a_name_that_is_too_long_ends_the_connection(sidecar: SidecarProcess) -> None:
-    broken = Adapter(sidecar.socket, hello(pid=4400))
-    broken.send(Batch([], [SequenceName(1, "x" * 300)]))
+def test_a_request_id_that_is_too_long_ends_the_connection(sidecar: SidecarProcess) -> None:
+    """Adapters send none."""
+    broken = Adapter(sidecar.socket, hello(Role.FRONT_END, 4400))
+    broken.send(Batch([], [], [Submitted("x" * 300, 1, "a", 0)]))
     assert broken.is_closed()
     assert sidecar.attached()["refused"]["too_large"] == 1
     broken.close()
+
+
+def test_a_client_that_chooses_a_long_name_costs_no_other_client_a_fact(
+    sidecar: SidecarProcess,
+) -> None:
+    """The engine puts what clients send into the names of its sequences."""
+    now_ns = MonotonicClock().now_ns()
+    long, facts = "x" * 300 + "-0", run_of("beside", 1, now_ns)
+    core = Adapter(sidecar.socket, hello(pid=4410))
+    core.send(Batch([started(now_ns, 4410)]))
+    front = Adapter(sidecar.socket, hello(Role.FRONT_END, 4411))
+    sent = [Submitted("beside", now_ns + 3_000_000, "b", 0), Submitted("other", now_ns, long, 0)]
+    front.send(Batch(facts[0], [], sent))
+    core.send(Batch(facts[1], [SequenceName(1, "b"), SequenceName(2, long)]))
+    sidecar.eventually_knows("beside")
+    assert sidecar.get("/debug/requests/beside")["ledger"]["residue_ns"] == 0
+    assert len(sidecar.attached()["processes"]) == 2
+    core.close()
+    front.close()
+    eventually(lambda: not sidecar.attached()["processes"], "no process attached")
 
 
 def test_a_second_core_is_refused_with_advice(sidecar: SidecarProcess) -> None:
@@ -153,6 +174,7 @@ def test_a_second_core_is_refused_with_advice(sidecar: SidecarProcess) -> None:
     eventually(lambda: bool(sidecar.attached()["refused"].get("second_core")), "a refusal")
     assert any("one sidecar for each" in note["text"] for note in sidecar.attached()["notes"])
     first.close()
+    assert second.is_closed(), "its adapter connects again, and is the only core then"
     second.close()
 
 

@@ -19,7 +19,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from service.attach.inside.front_end import vllm_front
 from service.attach.inside.front_end.vllm_hooks import install
 from service.attach.inside.middleware import AttachMiddleware, Receive, Scope, Send
-from service.attach.wire import Submitted
+from service.attach.wire import Batch, Submitted, encode, sent_name
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import RequestParsed, RequestTokenized
 from tests.attach.front_world import World, answering
@@ -166,6 +166,36 @@ def test_a_request_is_parsed_tokenized_submitted_and_received(vllm: Vllm) -> Non
     assert stamps == sorted(set(stamps))
     assert end.detokenize_busy_ns > 0
     assert not world.sink.turned_off
+
+
+def test_values_that_no_engine_takes_cost_no_fact(vllm: Vllm) -> None:
+    """vLLM checks them later than they are read; a fact that cannot be sent would count as lost."""
+    large = 10**400
+    more = dict.fromkeys(("n", "max_tokens", "top_k", "seed", "temperature"), large)
+
+    async def work() -> None:
+        await vllm.renderer.render_chat(body(model="m" * 5_000, prompt=["a"] * 3, **more))
+
+    vllm.serve(work)
+
+    parsed = vllm.parsed()
+    assert encode(Batch([parsed]))
+    assert parsed.max_tokens == parsed.choices == parsed.seed == (1 << 63) - 1
+    assert len(parsed.model) == 256
+    assert not vllm.world.sink.turned_off
+
+
+def test_a_name_that_a_client_made_long_is_sent_as_the_core_sends_it(vllm: Vllm) -> None:
+    name = f"0_chat-{'x' * 1_000}"
+
+    async def work() -> None:
+        vllm.processor.add_request(core_request(name), None, None, 0)
+        vllm.processor.process_outputs([output(name, 1)])
+
+    vllm.serve(work)
+
+    assert [one.name for one in vllm.world.sink.submitted] == [sent_name(name)]
+    assert vllm.world.end.output_tokens == 1
 
 
 @pytest.mark.parametrize(

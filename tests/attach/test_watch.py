@@ -112,6 +112,19 @@ def test_an_engine_in_a_step_that_does_not_end_is_stuck() -> None:
     assert hung.kind is HangKind.STUCK
 
 
+def test_a_sidecar_that_did_not_run_itself_finds_nothing_stuck() -> None:
+    """It was stopped, or what it reads first has waited for it: the engine's turns are old."""
+    world = World()
+    world.stream.turn_ns = world.now_ns
+    world.pass_ns(POLL_NS)
+    world.now_ns += 2 * STUCK_NS
+    world.pass_ns(POLL_NS)
+    world.stream.turn_ns += STUCK_NS
+    world.pass_ns(POLL_NS)
+    assert world.facts() == []
+    assert world.watch.health.hangs == 0
+
+
 def test_an_engine_that_ends_with_work_has_died() -> None:
     """What it had in flight fails."""
     world = World()

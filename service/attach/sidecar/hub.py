@@ -45,8 +45,21 @@ from telemetry.requests.assumed_end import assumed_end
 
 WINDOW_NS = 200_000_000
 JOIN_NS = 2_000_000_000
+MEET_NS = 6_000_000_000
+"""After a core that has run before has connected: its front ends may take as long to connect too,
+each at its own pace (`service.attach.inside.transport`), and then tell of requests whose sequences
+came long before."""
 MOST_WAITING = 65_536
-Waiting = tuple[int, int, Fact, object]  # stamp, number, fact, process
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontEndGone:
+    """A front end has ended, after all that it has sent."""
+
+    at_ns: int
+
+
+Waiting = tuple[int, int, Fact | _FrontEndGone, object]  # stamp, number, fact, process
 
 
 @dataclass(slots=True)
@@ -59,10 +72,12 @@ class _Engine:
 
 
 class Hub:
-    """Belongs to the event loop. `front_ends` is the number of front ends that are connected."""
+    """Belongs to the event loop. `is_front`: a front end is connected. With `has_other_cores` some
+    sequences of the front ends are of cores that are not observed, and get no name."""
 
     def __init__(self, lane: Lane, counts: Counts, is_front: Callable[[], bool]) -> None:
         self.started: EngineStarted | None = None
+        self.has_other_cores = False
         self.sequences: set[int] = set()  # live in the engine
         self._lane, self._counts, self._is_front = lane, counts, is_front
         self._joining = Joining()
@@ -72,6 +87,8 @@ class Hub:
         self._number = 0
         self._engine: _Engine | None = None
         self._last_seq_id = 0
+        self._deaths = 0
+        self._core: Stream | None = None
         self._waits_for_joins = self._waits_for_names = True
 
     @property
@@ -103,15 +120,22 @@ class Hub:
             return
         self.put(batch.facts, stream.who)
         for one in batch.submitted:
-            self._put_joined(self._joining.submitted(one))
+            fact = self._joining.submitted(one)
+            if fact is not None and fact.seq_id in self._core_requests.live:
+                continue  # too late: its sequence has a request already, which was counted
+            self._put_joined(fact)
 
     def put(self, facts: Iterable[Fact], who: object = None) -> None:
         """Facts that wait for their turn."""
         for fact in facts:
-            self._number += 1
-            heapq.heappush(self._heap, (fact_ns(fact), self._number, fact, who))
+            self._push(fact_ns(fact), fact, who)
+
+    def _push(self, at_ns: int, fact: Fact | _FrontEndGone, who: object) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (at_ns, self._number, fact, who))
 
     def _take_core(self, stream: Stream, batch: Batch) -> None:
+        self._core = stream
         started = next((one for one in batch.facts if isinstance(one, EngineStarted)), None)
         engine, is_new = self._engine_of(stream, started)
         for name in batch.names:
@@ -156,22 +180,20 @@ class Hub:
 
     # What has been lost
 
-    def engine_died(self, fact: EngineDied) -> None:
-        """After all that the engine has sent."""
-        self.put((fact,))
+    def engine_died(self, at_ns: int, detail: str) -> None:
+        """After all that the engine has sent; it counts if it had work then."""
+        self.put((EngineDied(at_ns, None, detail, 0),))
 
     def unobserved(self, stream: Stream, at_ns: int) -> None:
         """The process may run, but nothing is heard any more of what it has."""
         if stream.is_core:
             self.put((SequencesListed(at_ns, (), self._last_seq_id),))
-        elif stream.who in self._requests.values():
+        else:
             self.put((RequestsListed(at_ns, ()),), stream.who)
 
     def front_end_died(self, who: object, at_ns: int) -> None:
-        """Its requests have ended with it."""
-        reason = EndReason.ENGINE_DIED
-        mine = [one for one, owner in self._requests.items() if owner == who]
-        self.put([assumed_end(one, at_ns, reason, error_type=reason.value) for one in mine], who)
+        """The requests that it has then end with it."""
+        self._push(at_ns, _FrontEndGone(at_ns), who)
 
     # Their turn
 
@@ -192,23 +214,36 @@ class Hub:
             _, _, fact, who = heapq.heappop(self._heap)
             self._release(fact, who)
 
-    def _must_wait(self, fact: Fact, now_ns: int) -> bool:
+    def _must_wait(self, fact: Fact | _FrontEndGone, now_ns: int) -> bool:
         """For a request of the front end, or a name of the core's, that may yet come."""
         if isinstance(fact, RequestEnded):
-            is_late = now_ns - fact.at_ns >= JOIN_NS
-            return self._waits_for_names and not is_late and self._is_unnamed(fact)
+            if not self._waits_for_names or self.has_other_cores:
+                return False
+            return now_ns - fact.at_ns < JOIN_NS and self._is_unnamed(fact)
         if not isinstance(fact, SequenceQueued | SequenceRefused):
             return False
         if fact.seq_id in self._joining.joined or not self._waits_for_joins:
             return False
+        if self._is_meeting(now_ns):
+            return True
         return self._is_front() and now_ns - fact.at_ns < JOIN_NS
+
+    def _is_meeting(self, now_ns: int) -> bool:
+        """Whether a core that has run before has connected just now: its front ends will, too."""
+        core, engine = self._core, self._engine
+        if core is None or engine is None or engine.started_ns is None:
+            return False
+        ran_ns, since_ns = core.connected_ns - engine.started_ns, now_ns - core.connected_ns
+        return ran_ns > JOIN_NS and since_ns < MEET_NS
 
     def _is_unnamed(self, fact: RequestEnded) -> bool:
         """Whether an observed core has a sequence of the request, and has not named it."""
         return self._engine is not None and self._joining.is_unnamed(fact.request_id)
 
-    def _release(self, fact: Fact, who: object) -> None:
+    def _release(self, fact: Fact | _FrontEndGone, who: object) -> None:
         match fact:
+            case _FrontEndGone():
+                self._end_requests_of(who, fact.at_ns)
             case SequenceQueued() | SequenceRefused():
                 self._begin_sequence(fact)
             case SequenceEnded():
@@ -224,11 +259,7 @@ class Hub:
                 live = frozenset(self.sequences)
                 self._append(*self._core_requests.end_all(fact.at_ns, EndReason.END_LOST, live))
             case EngineDied():
-                self._append(fact)
-                for seq_id in self.sequences:
-                    self._joining.forget(seq_id)
-                self.sequences.clear()
-                self._append(*self._core_requests.end_all(fact.at_ns, EndReason.ENGINE_DIED))
+                self._end_sequences(fact)
             case RequestAccepted():
                 self._requests[fact.request_id] = who
                 self._append(fact)
@@ -241,6 +272,23 @@ class Hub:
                 self._list_requests(fact, who)
             case _:
                 self._append(fact)
+
+    def _end_sequences(self, fact: EngineDied) -> None:
+        """An engine that has died, if it had any."""
+        if not self.sequences:
+            return
+        self._deaths += 1
+        self._append(replace(fact, restart=self._deaths))
+        for seq_id in self.sequences:
+            self._joining.forget(seq_id)
+        self.sequences.clear()
+        self._append(*self._core_requests.end_all(fact.at_ns, EndReason.ENGINE_DIED))
+
+    def _end_requests_of(self, who: object, at_ns: int) -> None:
+        reason = EndReason.ENGINE_DIED
+        for request_id in [one for one, owner in self._requests.items() if owner == who]:
+            del self._requests[request_id]
+            self._append(assumed_end(request_id, at_ns, reason, error_type=reason.value))
 
     def _begin_sequence(self, fact: SequenceQueued | SequenceRefused) -> None:
         self.sequences.add(fact.seq_id)

@@ -40,7 +40,7 @@ class Joining:
         """The front end has handed a sequence to the core."""
         seq_id = self._names.pop(submitted.name, None)
         if seq_id is not None:
-            del self._name_of[seq_id]
+            self._name_of.pop(seq_id, None)
             return self._join(submitted, seq_id)
         self._take(submitted.name)
         self._submitted[submitted.name] = submitted

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
+
 from service.attach.sidecar.hub import Hub
 from service.attach.sidecar.socket_file import peer_of
 from service.attach.sidecar.streams import Counts, Refusal, Stream
@@ -26,8 +28,10 @@ from service.attach.wire import (
     Batch,
     Hello,
     Message,
+    SequenceName,
     TurnedOff,
     decoder,
+    sent_name,
 )
 from telemetry.facts.clock import Clock
 from telemetry.facts.framing import Unframer
@@ -56,6 +60,7 @@ class Connections:
         self.open = 0
         self.lost_facts = 0  # dropped by the adapters while this sidecar could have had them
         self._streams: list[Stream] = []
+        self._other_cores: set[_Connection] = set()
         self._hub, self._watch, self._counts, self._clock = hub, watch, counts, clock
         self._told_lost: dict[object, int] = {}  # by process
 
@@ -89,7 +94,7 @@ class Connections:
         now_ns = self._clock.now_ns()
         stream = Stream(hello, pid, now_ns, now_ns)
         core = self.core
-        if stream.is_core and core is not None and core.who != stream.who:
+        if stream.is_core and core is not None and not _is_same(core, stream):
             raise Refused(
                 Refusal.SECOND_CORE,
                 f"engine core {hello.index} (process {hello.pid}): a sidecar observes one engine "
@@ -107,7 +112,7 @@ class Connections:
         stream.heard_ns = now_ns
         match message:
             case Batch():
-                _check(message)
+                message = _checked(message)
                 stream.turn_ns = message.turn_ns
                 lost = self._newly_lost(stream, message.lost_facts)
                 self.lost_facts += lost
@@ -129,6 +134,14 @@ class Connections:
         if stream in self._streams:
             self._streams.remove(stream)
             self._watch.lost(stream, self._clock.now_ns())
+        if self.core is None:
+            for one in list(self._other_cores):
+                one.abort()  # its adapter connects again, and may be observed now
+
+    def ignored(self, connection: _Connection, is_there: bool) -> None:
+        """Another engine core than the one that is observed."""
+        (self._other_cores.add if is_there else self._other_cores.discard)(connection)
+        self._hub.has_other_cores = bool(self._other_cores)
 
     def refuse(self, refused: Refused) -> None:
         if not self._counts.refused[refused.why]:  # once; the counter has the others
@@ -140,20 +153,36 @@ class Connections:
 
     def _newly_lost(self, stream: Stream, lost_facts: int) -> int:
         """How many facts a process has dropped since its last message. What was lost while nobody
-        listened is no gap in what was heard here: of a process that is new the count begins now."""
-        told = self._told_lost.pop(stream.who, lost_facts)
-        self._told_lost[stream.who] = stream.lost_facts = lost_facts
+        listened is no gap in what was heard here: of a process that is new the count begins now.
+        Messages that have waited for a connection tell smaller counts than its first one."""
+        process = (stream.who, stream.pid)
+        told = self._told_lost.pop(process, lost_facts)
+        self._told_lost[process] = stream.lost_facts = max(told, lost_facts)
         if len(self._told_lost) > MOST_CONNECTIONS:
             del self._told_lost[next(iter(self._told_lost))]
         return max(0, lost_facts - told)
 
 
-def _check(batch: Batch) -> None:
-    """Raises Refused if a text is too long."""
-    names = (one.name for one in batch.names)
-    submitted = (text for one in batch.submitted for text in (one.name, one.request_id))
-    if any(len(text) > NAME_CHARACTERS for text in (*names, *submitted)):
-        raise Refused(Refusal.TOO_LARGE, "a name is too long")
+def _is_same(core: Stream, other: Stream) -> bool:
+    """Whether two connections are of one process: those of two containers may have the same number
+    inside."""
+    return core.who == other.who and (None in (core.pid, other.pid) or core.pid == other.pid)
+
+
+def _checked(batch: Batch) -> Batch:
+    """With no name that is too long: clients choose a part of them, and a batch has those of all
+    clients. Raises Refused if the id of a request is."""
+    if any(len(one.request_id) > NAME_CHARACTERS for one in batch.submitted):
+        raise Refused(Refusal.TOO_LARGE, "the id of a request is too long")
+    if all(len(one.name) <= NAME_CHARACTERS for one in (*batch.names, *batch.submitted)):
+        return batch
+    return msgspec.structs.replace(
+        batch,
+        names=[SequenceName(one.seq_id, sent_name(one.name)) for one in batch.names],
+        submitted=[
+            msgspec.structs.replace(one, name=sent_name(one.name)) for one in batch.submitted
+        ],
+    )
 
 
 class _Connection(asyncio.Protocol):
@@ -195,6 +224,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.open -= 1
+        self._connections.ignored(self, is_there=False)
         if self._timer is not None:
             self._timer.cancel()
         if self._stream is not None:
@@ -218,5 +248,11 @@ class _Connection(asyncio.Protocol):
         self._connections.refuse(refused)
         assert self._transport is not None
         self._is_ignored = True
-        if refused.why not in (Refusal.SECOND_CORE, Refusal.PROTOCOL):
+        if refused.why is Refusal.SECOND_CORE:
+            self._connections.ignored(self, is_there=True)
+        elif refused.why is not Refusal.PROTOCOL:
             self._transport.abort()
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from service.attach.sidecar.hub import Hub
 from service.attach.sidecar.streams import Stream
 from telemetry.facts.reasons import HangKind
-from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered
+from telemetry.facts.records import EngineHung, EngineRecovered
 from telemetry.journal.watchdog import process_state
 
 log = logging.getLogger("phasescope.attach")
@@ -60,7 +60,8 @@ class Watch:
         self._heard_ns = 0
         self._silent_ns = 0
         self._hung_since_ns: int | None = None
-        self._deaths = 0
+        self._turn_ns: int | None = None
+        self._still_ns = 0
 
     def lost(self, stream: Stream, now_ns: int) -> None:
         """The connection of a process has ended."""
@@ -94,22 +95,25 @@ class Watch:
             self._hub.unobserved(stream, now_ns)
         elif not stream.is_core:
             self._hub.front_end_died(stream.who, now_ns)
-        elif self._hub.sequences:
-            self._deaths += 1
-            self._hub.engine_died(EngineDied(now_ns, None, f"{what} has ended", self._deaths))
+        else:
+            self._hub.engine_died(now_ns, f"{what} has ended")
 
     def _look_at_core(self, core: Stream | None, now_ns: int) -> None:
         last_ns, self._last_look_ns = self._last_look_ns, now_ns
         if core is None:
-            self._silent_ns, self._hung_since_ns = 0, None
+            self._silent_ns = self._still_ns = 0
+            self._hung_since_ns = None
             self.health.hung_ns = self.health.heartbeat_age_ns = None
             return
+        awake_ns = 0 if last_ns is None else min(now_ns - last_ns, _LATE_POLLS * POLL_NS)
+        self._silent_ns += awake_ns
+        self._still_ns += awake_ns
         if core.heard_ns != self._heard_ns:
             self._heard_ns, self._silent_ns = core.heard_ns, 0
-        elif last_ns is not None:
-            self._silent_ns += min(now_ns - last_ns, _LATE_POLLS * POLL_NS)
+        if core.turn_ns is None or core.turn_ns != self._turn_ns:
+            self._turn_ns, self._still_ns = core.turn_ns, 0
         self.health.heartbeat_age_ns = self._silent_ns
-        kind = self._hang_of(core, now_ns)
+        kind = self._hang_of(core)
         if kind is None:
             self._recover(now_ns)
         elif self._hung_since_ns is None:
@@ -117,7 +121,7 @@ class Watch:
         if self._hung_since_ns is not None:
             self.health.hung_ns = now_ns - self._hung_since_ns
 
-    def _hang_of(self, core: Stream, now_ns: int) -> HangKind | None:
+    def _hang_of(self, core: Stream) -> HangKind | None:
         """In which way the core does not respond although there is work; None: it responds. One
         that was idle when it stopped cannot tell of the requests that have come since."""
         if not self._hub.open:
@@ -127,8 +131,7 @@ class Watch:
             return HangKind.STOPPED if state in _STOPPED else HangKind.SILENT
         if not self._hub.sequences:
             return None
-        is_turning = core.turn_ns is None or now_ns - core.turn_ns < STUCK_NS
-        return None if is_turning else HangKind.STUCK
+        return None if self._still_ns < STUCK_NS else HangKind.STUCK
 
     def _hang(self, core: Stream, kind: HangKind, now_ns: int) -> None:
         silent = kind is not HangKind.STUCK

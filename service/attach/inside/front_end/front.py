@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from service.attach.inside.front_end.request import Choice, FrontRequest
-from service.attach.wire import SequenceName, Submitted
+from service.attach.wire import SequenceName, Submitted, sent_name
 from telemetry.facts.clock import Clock
 from telemetry.facts.records import (
     Fact,
@@ -138,7 +138,8 @@ class Front:
         choice = len(request.names)
         request.names.append(name)
         self._choices[name] = Choice(request, most_tokens, choice == 0)
-        self.sink.submit(Submitted(request.request_id, self.clock.now_ns(), name, choice))
+        now_ns = self.clock.now_ns()
+        self.sink.submit(Submitted(request.request_id, now_ns, sent_name(name), choice))
 
     def choice(self, name: str) -> Choice | None:
         """The live sequence that the engine core knows as `name`."""

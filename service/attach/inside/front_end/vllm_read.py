@@ -3,32 +3,42 @@ does not have raises here, which turns the hook off that asked."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from service.attach.inside.front_end.front import Parameters
 from telemetry.facts.reasons import EndReason
 
+_MOST = (1 << 63) - 1  # what the wire holds
+_MODEL_CHARACTERS = 256
 _JSON_FORMATS = ("json_object", "json_schema")
 
 
 def parameters(body: Any, defaults: dict[str, Any]) -> Parameters:
-    """Of a parsed request body of either generation route; `defaults` are the model's."""
+    """Of a parsed request body of either generation route; `defaults` are the model's. The engine
+    has not looked at the values yet, so any of them may be as large as a client likes."""
 
     def number(name: str, neutral: float) -> float:
         value = getattr(body, name, None)
-        return float(defaults.get(name, neutral) if value is None else value)
+        value = defaults.get(name, neutral) if value is None else value
+        return float(_bounded(value) if isinstance(value, int) else value)
+
+    def whole(value: float) -> int:
+        return _bounded(int(value)) if math.isfinite(value) else 0
 
     prompts = getattr(body, "prompt", None)
     is_list = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
     return Parameters(
-        model=str(body.model or ""),
+        model=str(body.model or "")[:_MODEL_CHARACTERS],
         stream=bool(body.stream),
-        choices=int(getattr(body, "n", None) or 1) * (len(prompts) if is_list and prompts else 1),
+        choices=_bounded(
+            int(getattr(body, "n", None) or 1) * (len(prompts or ()) if is_list else 1)
+        ),
         max_tokens=_max_tokens(body),
         temperature=number("temperature", 1.0),
         top_p=number("top_p", 1.0),
-        top_k=max(0, int(number("top_k", 0))),
-        seed=getattr(body, "seed", None),
+        top_k=max(0, whole(number("top_k", 0))),
+        seed=_seed(body),
         presence_penalty=number("presence_penalty", 0.0),
         frequency_penalty=number("frequency_penalty", 0.0),
         output_type="json" if _must_be_json(body) else "text",
@@ -68,8 +78,17 @@ def _max_tokens(body: Any) -> int | None:
     for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         value = getattr(body, name, None)
         if value is not None:
-            return int(value)
+            return _bounded(int(value))
     return None
+
+
+def _seed(body: Any) -> int | None:
+    seed = getattr(body, "seed", None)
+    return None if seed is None else _bounded(int(seed))
+
+
+def _bounded(value: int) -> int:
+    return max(-_MOST, min(_MOST, value))
 
 
 def _must_be_json(body: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from service.attach.inside.sglang.ends import output_tokens
 from service.attach.inside.sglang.live import Live
 from service.attach.inside.transport import Listing, Sender
-from service.attach.wire import NAME_CHARACTERS, SequenceName
+from service.attach.wire import SequenceName, sent_name
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
@@ -140,7 +140,7 @@ class Sequences:
         if stale is not None:  # a session goes on under the name of its last turn
             self.end(stale, EndReason.END_LOST, at_ns)
         self._last_seq_id += 1
-        name = request.rid[:NAME_CHARACTERS]
+        name = sent_name(request.rid)
         self._sender.name(self._last_seq_id, name)
         return self._last_seq_id, name
 

@@ -9,7 +9,7 @@ and `listing` (the thread that sends).
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from service.attach.inside.vllm_core.steps import (
     step_recorded,
 )
 from service.attach.inside.vllm_core.waits import Waits
-from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
+from service.attach.wire import Role, SequenceName, sent_name
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
     GrammarCompiled,
@@ -59,7 +59,7 @@ class Observer:
         self._live: dict[str, Live] = {}
         self._flights: deque[Flight] = deque(maxlen=_MOST_FLIGHTS)
         self._received: dict[str, int] = {}
-        self._compiled: dict[str, int] = {}
+        self._compiled: OrderedDict[int, int] = OrderedDict()
         self._compiling: dict[str, Live] = {}
         self._ending: list[Ending] = []
         self._preempted: list[int] = []
@@ -107,7 +107,7 @@ class Observer:
         """Every live sequence, for the thread that sends."""
         last_seq_id, live = self._last_seq_id, self._live.copy().values()
         fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
-        return fact, [SequenceName(one.seq_id, one.key[:NAME_CHARACTERS]) for one in live]
+        return fact, [SequenceName(one.seq_id, sent_name(one.key)) for one in live]
 
     def close(self) -> None:
         """The engine shuts down: what waits is sent."""
@@ -122,9 +122,10 @@ class Observer:
 
     @guarded("_create_grammar", is_vital=False)
     def compiled(self, begin_ns: int, args: Arguments, named: Named) -> None:
-        if len(self._compiled) >= _MOST_RECEIVED:
-            self._compiled.clear()
-        self._compiled[_first(args, named, "request").request_id] = self.now_ns() - begin_ns
+        key = hash(_first(args, named, "request").request_id)  # whose length a client chooses
+        self._compiled[key] = self.now_ns() - begin_ns
+        if len(self._compiled) > _MOST_RECEIVED:  # of requests that ended meanwhile
+            self._compiled.popitem(last=False)
 
     @guarded("add_request")
     def added(self, at_ns: int, args: Arguments, named: Named) -> None:
@@ -144,7 +145,7 @@ class Observer:
             self._compiling[key] = live
         self._waiting_tokens += tokens
         self._is_idle = False
-        self._sender.name(seq_id, key[:NAME_CHARACTERS])
+        self._sender.name(seq_id, sent_name(key))
         self._sender.append(sequence_queued(live, at_ns, self._next_step_id, blocks, received_ns))
         self._sender.turn_ns = at_ns
 
@@ -292,7 +293,7 @@ class Observer:
     def _record_grammar(self, key: str, live: Live, at_ns: int, *, refused: bool) -> None:
         del self._compiling[key]
         live.awaits_grammar = False
-        compile_ns = self._compiled.pop(key, 0)
+        compile_ns = self._compiled.pop(hash(key), 0)
         self._sender.append(
             GrammarCompiled(live.seq_id, at_ns, self._next_step_id, compile_ns, False, refused)
         )
@@ -305,7 +306,7 @@ class Observer:
                 self._record_grammar(key, live, at_ns, refused=True)
             else:
                 del self._compiling[key]
-                self._compiled.pop(key, None)
+                self._compiled.pop(hash(key), None)
         if live.is_waiting:
             self._waiting_tokens -= live.queued_tokens
         self._sender.append(
