@@ -4,6 +4,7 @@ tests_engines."""
 from __future__ import annotations
 
 import enum
+import tracemalloc
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,9 +285,7 @@ HOOKS = ["planned", "collected", "committed", "added", "finishing", "finished", 
 HOOKS += ["ended", "received", "compiled"]
 
 
-@given(calls=st.lists(st.tuples(st.sampled_from(HOOKS), st.lists(GARBAGE, max_size=4))))
-def test_whatever_a_hook_gets_it_raises_nothing(calls: list[tuple[str, list[Any]]]) -> None:
-    """Wrong values, wrong types, too few and too many of them."""
+def observer_of_nothing() -> Observer:
     world = scheduler(
         [],
         [],
@@ -294,7 +293,25 @@ def test_whatever_a_hook_gets_it_raises_nothing(calls: list[tuple[str, list[Any]
         parallel_config=SimpleNamespace(data_parallel_index=0),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
     )
-    observer = Observer(world, Status, Path("/nowhere/attach.sock"), "0.32.0")
+    return Observer(world, Status, Path("/nowhere/attach.sock"), "0.32.0")
+
+
+def test_grammars_of_clients_that_left_meanwhile_take_little_memory() -> None:
+    """However long the ids are that these clients chose, and however many they are."""
+    observer = observer_of_nothing()
+    tracemalloc.start()
+    for number in range(20_000):
+        observer.compiled(0, (request(f"{number}-{'x' * 1_000}"),), {})
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    observer.close()
+    assert kept_bytes < 5_000_000
+
+
+@given(calls=st.lists(st.tuples(st.sampled_from(HOOKS), st.lists(GARBAGE, max_size=4))))
+def test_whatever_a_hook_gets_it_raises_nothing(calls: list[tuple[str, list[Any]]]) -> None:
+    """Wrong values, wrong types, too few and too many of them."""
+    observer = observer_of_nothing()
     for hook, arguments in calls:
         assert getattr(observer, hook)(*arguments) is None
     observer.close()
