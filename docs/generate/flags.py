@@ -22,7 +22,6 @@ _INTERNAL = "(internal)"
 _OURS = "PHASESCOPE_"  # variables that give flags their defaults
 _STATED = re.compile(r" \(default:? ([^)]+)\)")
 _WORDS: dict[object, str] = {int: "N", float: "X"}
-_Parts = argparse._SubParsersAction
 _SERVE, _ATTACH, _NODE = "serve", "attach", "engine"
 
 
@@ -60,13 +59,14 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
         one_line(parser.description) or f"{_sentence(helped)}.",
     ]
     own, titled = parser._action_groups[:2], parser._action_groups[2:]
-    mine = [one for group in own for one in group._group_actions]
-    lines += _arguments([one for one in mine if not isinstance(one, _Parts)], parser)
-    for parts in (one for one in mine if isinstance(one, _Parts)):
-        for shown in parts._choices_actions:
-            part = parts.choices[shown.dest]
-            lines += ["", f"### {name} {shown.dest}", "", f"{_sentence(shown.help)}."]
-            lines += _arguments(part._actions, part)
+    mine = [action for group in own for action in group._group_actions]
+    parts = [one for one in mine if isinstance(one, argparse._SubParsersAction)]
+    lines += _arguments([one for one in mine if one not in parts], parser)
+    for part in parts:
+        for told in part._choices_actions:
+            inner = part.choices[told.dest]
+            lines += ["", f"### {name} {told.dest}", "", f"{_sentence(told.help)}."]
+            lines += _arguments(inner._actions, inner)
     if any(isinstance(action, SettingAction) for action in parser._actions):
         lines += ["", NAMES]
         if name not in (_SERVE, _ATTACH, _NODE):  # it has the same ones as serve

@@ -36,7 +36,7 @@ LINKED = [*WRITTEN, *GENERATED, ROOT / "CHANGELOG.md", ROOT / ".github/CONTRIBUT
 DEFAULT_URL = "http://127.0.0.1:8000"
 NOBODY = "http://127.0.0.1:9"  # traces that nobody takes can be changed all the same
 README_LINES, README_BYTES, PICTURE_BYTES = 150, 12_000, 150_000
-OTHERS = ("docker", "kubectl", "promtool", "amtool", "vllm", "openssl", "printf", "ray")
+OTHERS = ("docker", "kubectl", "promtool", "amtool", "vllm", "openssl", "printf", "chmod", "ray")
 OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation", "--fork"})
 
 _LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")

@@ -166,7 +166,8 @@ class Connections:
 def _is_same(core: Stream, other: Stream) -> bool:
     """Whether two connections are of one process: those of two containers may have the same number
     inside."""
-    return core.who == other.who and (None in (core.pid, other.pid) or core.pid == other.pid)
+    is_known = core.pid is not None and other.pid is not None
+    return core.who == other.who and (not is_known or core.pid == other.pid)
 
 
 def _checked(batch: Batch) -> Batch:

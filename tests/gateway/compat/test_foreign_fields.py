@@ -113,7 +113,7 @@ def test_a_part_of_a_disaggregated_request_is_refused_with_a_word_on_why(
     error = refusal_of(kv_transfer_params=given)
 
     assert (error.code, error.param) == ("unsupported", "kv_transfer_params")
-    assert "both prefill and decode" in error.message
+    assert "where a prompt is computed" in error.message
 
 
 @pytest.mark.parametrize("name", TAKEN)
