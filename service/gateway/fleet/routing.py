@@ -92,7 +92,9 @@ class Routing:
         """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
         ready = [name for name in self._joined if links[name].state is LinkState.READY]
         decoding = [name for name in ready if links[name].role is not Role.PREFILL] or ready
-        unsure = [name for name in self._joined if name not in decoding]
+        may = frozenset(decoding)
+        unsure = tuple(name for name in self._joined if name not in may)
+        is_known = bool(unsure) and unsure == self._router.last_excluded
         found = self._router.choose(
             RouteRequest(
                 request_id=request_id,
@@ -101,7 +103,7 @@ class Routing:
                 anchors=self._anchors(submit, links),
                 itl_target_ns=submit.itl_target_ns,
                 ttft_target_ns=submit.ttft_target_ns,
-                excluded=tuple(unsure),
+                excluded=None if is_known else unsure,
             ),
             now_ns,
         )
