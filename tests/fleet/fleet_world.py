@@ -20,6 +20,7 @@ from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
 from service.process.frames import KvOffered
 from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.fleet_records import RemoteAccounted
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import (
@@ -244,3 +245,16 @@ async def timelines(
 
     await until(found, f"timelines of {request_id}")
     return gateway.telemetry.timelines[request_id], node.telemetry.timelines[request_id]
+
+
+async def accounts(gateway: GatewayWorld, node: NodeWorld) -> list[RemoteAccounted]:
+    """What the gateway has recorded of sequences that have ended, once there are some."""
+    found: list[RemoteAccounted] = []
+
+    def come() -> bool:
+        node.telemetry.pump.run_once()
+        found.extend(one for one in gateway.lane.drain() if isinstance(one, RemoteAccounted))
+        return bool(found)
+
+    await until(come, "an account")
+    return found

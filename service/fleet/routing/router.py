@@ -138,7 +138,7 @@ class Router:
             return Reported.OLD_INCARNATION
         if view.report is not None and view.report.number >= report.number:
             return Reported.OUT_OF_ORDER
-        if not is_usable(report):
+        if not is_usable(report) or view.goes_back(report):
             return Reported.NOT_USABLE
         self._record(report)
         view.take_report(report)

@@ -58,9 +58,11 @@ class Owner(Protocol):
 
     def emitted(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None: ...
 
-    def accounted(self, message: messages.Accounted) -> None: ...
+    def accounted(self, link: EngineLink, message: messages.Accounted) -> None: ...
 
-    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None: ...
+    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> bool:
+        """Whether the report can be used."""
+        ...
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None: ...
 
@@ -206,8 +208,8 @@ class EngineLink:
         self._owner.changed(self)
 
     def took_report(self, report: messages.LoadReport, at_ns: int) -> None:
-        self.report, self.reported_ns = report, at_ns
-        self._owner.reported(self, report, at_ns)
+        if self._owner.reported(self, report, at_ns):
+            self.report, self.reported_ns = report, at_ns
 
     def _lost(self) -> None:
         peer, self._peer = self._peer, None
@@ -286,7 +288,7 @@ class _NodePeer(WirePeer[messages.ToGateway]):
             case messages.Emitted():
                 self._owner.emitted(self._link, message, self.read_ns)
             case messages.Accounted():
-                self._owner.accounted(message)
+                self._owner.accounted(self._link, message)
             case messages.LoadReport():
                 self._link.took_report(message, self.read_ns)
             case messages.EngineIs():

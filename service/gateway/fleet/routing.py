@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import anchors_of
+from service.fleet.routing.reports import Reported
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -68,9 +69,9 @@ class Routing:
             self._forget(name)
             self._router.left(name, reason, now_ns)
 
-    def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> None:
-        """An engine's load has come."""
-        self._router.report(
+    def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> bool:
+        """An engine's load has come; false: it cannot be used."""
+        found = self._router.report(
             EngineReported(
                 at_ns=at_ns,
                 engine=link.name,
@@ -84,6 +85,7 @@ class Routing:
                 **asdict(report.load),
             )
         )
+        return found is not Reported.NOT_USABLE
 
     def choose(
         self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],
