@@ -22,7 +22,7 @@ class Remote:
     """`request_id` is that of its request at the node. `waiting_before` sequences were
     before it in the engine's queue when that was told. `seen` of its emissions have come, the
     last at `last_ns`; `outputs` of them have a token, the first came at `first_ns`. Once it is over
-    here, `reason` says why, and no emission counts any more."""
+    here, `reason` says why, and no emission counts any more; at `ended_ns` it had ended there."""
 
     seq_id: int
     link: EngineLink
@@ -37,6 +37,7 @@ class Remote:
     last_ns: int | None = None
     reason: EndReason | None = None
     over_ns: int = 0
+    ended_ns: int = 0
     is_cancelled: bool = False
 
     def took(self, emission: Emission, at_ns: int) -> bool:

@@ -41,6 +41,7 @@ class Remotes:
         """Nothing more will come of a sequence but its account."""
         del self._live[remote.seq_id]
         remote.over(reason, at_ns)
+        remote.ended_ns = at_ns
         self._ending[remote.seq_id] = remote
 
     def accounted(self, link: EngineLink, seq_id: int) -> Remote | None:
@@ -53,9 +54,9 @@ class Remotes:
         return self._given_up(one for one in self._ending.values() if one.link is link)
 
     def overdue(self, now_ns: int) -> list[Remote]:
-        """Those whose accounts have not come in time."""
+        """Those whose accounts have not come in time, counted from their ends."""
         edge_ns = now_ns - _ACCOUNT_NS
-        return self._given_up(one for one in self._ending.values() if one.over_ns < edge_ns)
+        return self._given_up(one for one in self._ending.values() if one.ended_ns < edge_ns)
 
     def _given_up(self, remotes: Iterable[Remote]) -> list[Remote]:
         found = list(remotes)
