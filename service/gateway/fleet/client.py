@@ -102,6 +102,11 @@ class FleetClient(EngineClient):
         """All engines of the membership."""
         return list(self._links.values())
 
+    @property
+    def roles(self) -> dict[str, str]:
+        """What each engine is used for."""
+        return {link.name: link.role.value for link in self.links}
+
     def links_view(self) -> EnginesView:
         """For operators."""
         now_ns = self.clock.now_ns()

@@ -101,14 +101,16 @@ class EngineLink:
     @property
     def kv(self) -> messages.KvOffer | None:
         """What the engine offers of exchanging KV with others."""
-        return None if self.engine is None else self.engine.kv
+        engine = self.engine
+        return None if engine is None else engine.kv
 
     @property
     def role(self) -> Role:
         """What the engine is used for: as the membership says, else as its node does."""
-        if self.member.role is not Role.ANY or self.kv is None:
+        kv = self.kv
+        if self.member.role is not Role.ANY or kv is None:
             return self.member.role
-        return Role(self.kv.role) if self.kv.role in _ROLES else Role.ANY
+        return Role(kv.role) if kv.role in _ROLES else Role.ANY
 
     @property
     def state(self) -> LinkState:
