@@ -24,6 +24,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 5.0
 _ROLES = frozenset(Role)
+_REFUSAL_CHARACTERS = 200
 _UNSURE_NS = 2_000_000_000
 """A node that has not been heard for so long gets no new requests."""
 
@@ -158,6 +159,7 @@ class EngineLink:
                 await loop.create_connection(lambda: peer, member.host, member.port)
         except (OSError, TimeoutError) as error:
             owner.connected(False)
+            self._is_refused = False
             self.why = f"cannot connect to {member.host}:{member.port}: {_words(error)}"
             return False
         beating = asyncio.create_task(self._beat(peer), name=f"beats of {member.name}")
@@ -171,7 +173,8 @@ class EngineLink:
             self._lost()
         else:
             owner.connected(False)
-            if not self._is_refused:
+            self._is_refused = peer.is_refused
+            if not peer.is_refused:
                 self.why = f"the connection ended before the proof: {_why(peer)}"
         return peer.is_proven
 
@@ -229,6 +232,7 @@ class _NodePeer(WirePeer[messages.ToGateway]):
         super().__init__(owner.clock, owner.counts, messages.TO_GATEWAY_BYTES)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.goodbye = ""
+        self.is_refused = False
         self._link, self._owner = link, owner
         self._nonce = new_nonce()
         self._session: Session | None = None
@@ -240,7 +244,7 @@ class _NodePeer(WirePeer[messages.ToGateway]):
             case messages.Welcome() as said if self._session is not None:
                 self._welcomed(said, self._session)
             case messages.Refused() as said:
-                self._link.refused(said.why)
+                self._refused(f"it says: {_one_line(said.why)}")
                 self.close()
             case _:
                 raise msgspec.ValidationError("not in this order")
@@ -275,15 +279,19 @@ class _NodePeer(WirePeer[messages.ToGateway]):
             return
         why = self._owner.mismatch(said)
         if why is not None:
-            self._link.refused(why)
+            self._refused(why)
             self.close()
             return
         self.prove(session.seal_of_gateway(), session.seal_of_node(), messages.to_gateway)
         self._link.proved(self)
 
     def _refuse(self, fault: Fault, why: str) -> None:
-        self._link.refused(why)
+        self._refused(why)
         self.drop(fault)
+
+    def _refused(self, why: str) -> None:
+        self.is_refused = True
+        self._link.refused(why)
 
     def received(self, message: messages.ToGateway) -> None:
         match message:
@@ -306,6 +314,12 @@ class _NodePeer(WirePeer[messages.ToGateway]):
     def lost(self) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):
             self.closed.set_result(None)
+
+
+def _one_line(text: str) -> str:
+    """What a peer that has proved nothing says, as it may be logged."""
+    shown = "".join(one if one.isprintable() else " " for one in text[:_REFUSAL_CHARACTERS])
+    return " ".join(shown.split())
 
 
 def _words(error: OSError | TimeoutError) -> str:
