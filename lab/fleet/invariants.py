@@ -96,7 +96,7 @@ class FleetInvariants:
         few = 0 < len(names) <= MAX_CANDIDATES and len(set(names)) == len(names)
         require(11, few and names[0] == fact.engine, f"{request_id}: {names}")
         able = sum(name not in self._closed for name in self._incarnation)
-        able -= len(set(fact.excluded) - self._closed)
+        able -= len(set(self._router.last_excluded) - self._closed)
         total = len(names) + fact.left_out
         require(11, total <= able and fact.left_out >= 0, f"{total} candidates of {able}")
         self._at[fact.engine][request_id] = asked

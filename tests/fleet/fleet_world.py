@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from service.composition.node.listener import NodeListener, identity
 from service.engine.inbox import Submit
@@ -19,6 +20,7 @@ from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
 from service.process.frames import KvOffered
 from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.fleet_records import RemoteAccounted
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import (
@@ -145,15 +147,21 @@ class GatewayWorld:
         """Wait until engines have these states."""
         await until(lambda: states.items() <= self.states().items(), f"{states}: {self.states()}")
 
-    def ask(self, request_id: str, sequences: int = 1, max_tokens: int = 4) -> Asked:
-        return Asked(self, request_id, sequences, max_tokens)
+    def ask(self, request_id: str, sequences: int = 1, max_tokens: int = 4, **chosen: Any) -> Asked:
+        return Asked(self, request_id, sequences, max_tokens, chosen)
 
 
 class Asked:
-    """A request at the gateway, with the facts that a handler records."""
+    """A request at the gateway, with the facts that a handler records. `chosen` are more fields of
+    its submits."""
 
     def __init__(
-        self, gateway: GatewayWorld, request_id: str, sequences: int, max_tokens: int
+        self,
+        gateway: GatewayWorld,
+        request_id: str,
+        sequences: int,
+        max_tokens: int,
+        chosen: dict[str, Any],
     ) -> None:
         self.request_id, self._gateway = request_id, gateway
         self.queue = OutputQueue(10_000, ignore)
@@ -173,7 +181,7 @@ class Asked:
             seq_id, at_ns = client.next_seq_id(), now()
             submit = Submit(
                 seq_id=seq_id, prompt=[1, 2, 3], max_tokens=max_tokens,
-                sampling=SamplingParams(seed=7 + index),
+                sampling=SamplingParams(seed=7 + index), **chosen,
             )  # fmt: skip
             about = RequestAbout(
                 request_id, TRACE_ID, SPAN_ID, None, "", "/v1/completions", "text_completion",
@@ -237,3 +245,16 @@ async def timelines(
 
     await until(found, f"timelines of {request_id}")
     return gateway.telemetry.timelines[request_id], node.telemetry.timelines[request_id]
+
+
+async def accounts(gateway: GatewayWorld, node: NodeWorld) -> list[RemoteAccounted]:
+    """What the gateway has recorded of sequences that have ended, once there are some."""
+    found: list[RemoteAccounted] = []
+
+    def come() -> bool:
+        node.telemetry.pump.run_once()
+        found.extend(one for one in gateway.lane.drain() if isinstance(one, RemoteAccounted))
+        return bool(found)
+
+    await until(come, "an account")
+    return found

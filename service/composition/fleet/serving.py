@@ -122,9 +122,8 @@ def _latency(
     client: FleetClient, telemetry: Telemetry, replicas: ReplicaLatency, clock: Clock
 ) -> FleetLatency:
     """As of now. Any thread may ask."""
-    roles = {link.name: link.member.role.value for link in client.links}
     with telemetry.pump.caught_up():
-        return replicas.view(clock.now_ns(), roles)
+        return replicas.view(clock.now_ns(), client.roles)
 
 
 async def _run(

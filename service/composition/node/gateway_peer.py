@@ -54,10 +54,14 @@ class Node(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many connections as there may be."""
+        """Whether there are as many gateways as there may be."""
         ...
 
     def engine_is(self) -> messages.EngineIs: ...
+
+    def opened(self, peer: GatewayPeer) -> None:
+        """A connection is there that has proved nothing."""
+        ...
 
     def joined(self, peer: GatewayPeer) -> None: ...
 
@@ -100,10 +104,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
     # The proof
 
     def opened(self) -> None:
-        if self._node.is_full:
-            self.drop(Fault.TOO_MANY)
-        else:
-            self.send(messages.Challenge(protocol=messages.PROTOCOL, nonce=self._nonce))
+        self._node.opened(self)
+        self.send(messages.Challenge(protocol=messages.PROTOCOL, nonce=self._nonce))
 
     def first(self, payload: bytes) -> None:
         said, node = messages.first_to_node.decode(payload), self._node
@@ -117,6 +119,10 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         elif not is_proof(session.proof_of_gateway(said.gateway), said.proof):
             self._refuse(
                 Fault.WRONG_KEY, "the gateway's key is not this node's: give both the same file"
+            )
+        elif node.is_full:
+            self._refuse(
+                Fault.TOO_MANY, "this node has as many gateways as it can have: end one of them"
             )
         else:
             self.name = said.gateway

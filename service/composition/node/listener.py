@@ -25,7 +25,10 @@ from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen
 from telemetry.facts.recorder import Lane
 from telemetry.metrics.kv_metrics import KvMetrics
 
-MOST_CONNECTIONS = 256
+MOST_GATEWAYS = 256
+MOST_UNPROVED = 256
+"""Connections that have proved nothing; with one more the oldest of them is ended, so that whoever
+has the key comes in however many there are without it."""
 _TICK_S = 0.1
 _LOAD_TICKS = 5
 """A load report at least every half second, and whenever it has changed."""
@@ -59,7 +62,7 @@ class NodeListener:
         self._peers: set[GatewayPeer] = set()
         self._started: EngineStarted | None = None
         self._incarnation = 0
-        self._connections = 0
+        self._unproved: dict[GatewayPeer, None] = {}  # oldest first
         self._told: messages.EngineIs | None = None
         self.kv = KvMetrics()
         self._rates = messages.KvRates(bytes_per_ns=None, digest_byte_ns=None)
@@ -77,7 +80,7 @@ class NodeListener:
 
     @property
     def is_full(self) -> bool:
-        return self._connections > MOST_CONNECTIONS
+        return len(self._peers) >= MOST_GATEWAYS
 
     @property
     def incarnation(self) -> int:
@@ -116,13 +119,21 @@ class NodeListener:
 
     # What connections tell
 
+    def opened(self, peer: GatewayPeer) -> None:
+        self._unproved[peer] = None
+        if len(self._unproved) > MOST_UNPROVED:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.drop(Fault.TOO_MANY)
+
     def joined(self, peer: GatewayPeer) -> None:
+        self._unproved.pop(peer, None)
         self._peers.add(peer)
         peer.report(self.loads.load())
         peer.send(self._rates)
 
     def left(self, peer: GatewayPeer) -> None:
-        self._connections -= 1
+        self._unproved.pop(peer, None)
         self._peers.discard(peer)
 
     def began(self, sequence: RemoteSequence) -> None:
@@ -143,7 +154,8 @@ class NodeListener:
 
     async def run(self, listener: socket.socket) -> None:
         """Accept connections until cancelled, then say goodbye to all."""
-        server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: GatewayPeer(self), sock=listener)
         try:
             while True:
                 await asyncio.sleep(_TICK_S)
@@ -188,10 +200,6 @@ class NodeListener:
         self._told = now
         for peer in list(self._peers):
             peer.send(now)
-
-    def _connection(self) -> GatewayPeer:
-        self._connections += 1
-        return GatewayPeer(self)
 
 
 def identity(name: str, model: str, vocabulary: str) -> messages.Welcome:

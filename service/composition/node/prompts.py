@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.gateway.server_state import LiveRequest
-from telemetry.facts.engine_records import EngineStarted, SequenceEnded
+from telemetry.facts.engine_records import EngineStarted, SequenceEnded, SequencesListed
 from telemetry.facts.fleet.kv_transfer_records import KvPromptTaken
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.facts.recorder import Lane
@@ -58,6 +58,9 @@ class PromptsForOthers:
                     self._taken(fact)
                 case SequenceEnded() if fact.seq_id in self._live:
                     self._ended(self._live.pop(fact.seq_id), fact.at_ns, fact.reason)
+                case SequencesListed():  # facts were lost, ends may be among them
+                    for seq_id in fact.over(self._live):
+                        self._ended(self._live.pop(seq_id), fact.at_ns, EndReason.END_LOST)
                 case EngineStarted():
                     for prompt in self._live.values():  # of the engine before
                         self._ended(prompt, fact.at_ns, EndReason.ENGINE_DIED)

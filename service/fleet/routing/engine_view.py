@@ -62,6 +62,7 @@ class EngineView:
         self.outstanding: OrderedDict[str, Sent] = OrderedDict()
         self.sent_count = self.ended_count = 0
         self.prefix_number: int | None = None
+        self._received = self._ended = 0  # in the report, of those that were sent and ended
         self._unseen: deque[Sent] = deque()  # sent, and not in the report
         self._ends: deque[tuple[int, Sent]] = deque(maxlen=_ENDS_KEPT)  # numbered, not reported
         # what predictions read
@@ -77,9 +78,16 @@ class EngineView:
         self.used_blocks = 0
         self.refresh()
 
+    def goes_back(self, report: EngineReported) -> bool:
+        """Whether it contains fewer requests, or fewer ends, than the report before it."""
+        fewer = report.received < self._received or report.ended < self._ended
+        return self.report is not None and fewer
+
     def take_report(self, report: EngineReported) -> None:
-        """A newer report of this incarnation."""
+        """A newer report of this incarnation, which does not go back."""
         self.report = report
+        self._received = min(report.received, self.sent_count)
+        self._ended = min(report.ended, self.ended_count)
         self.draining = self.draining or report.draining
         if report.cost is not None:
             self._fitted = report.cost

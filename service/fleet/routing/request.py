@@ -9,7 +9,8 @@ from telemetry.facts.fleet.routing_records import RequestRouted
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request to be sent somewhere. `anchors` name prefixes of its prompt, shortest first
-    (`anchors.anchors_of`), none if it may not share. Engines in `excluded` have been tried."""
+    (`anchors.anchors_of`), none if it may not share. Engines in `excluded` are not to be chosen,
+    None: those of the request that was sent last."""
 
     request_id: str
     prompt_tokens: int
@@ -17,7 +18,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     anchors: tuple[int, ...] = ()
     itl_target_ns: int | None = None
     ttft_target_ns: int | None = None
-    excluded: tuple[str, ...] = ()
+    excluded: tuple[str, ...] | None = ()
 
 
 def request_of(fact: RequestRouted) -> RouteRequest:

@@ -69,6 +69,7 @@ class Router:
         self._book = Book(settings)
         self._policy = policy_of(settings.policy, self._book)
         self._engine_of: dict[str, EngineView] = {}
+        self.last_excluded: tuple[str, ...] = ()  # of the request that was sent last
         record(settings.started(now_ns))
 
     @property
@@ -137,7 +138,7 @@ class Router:
             return Reported.OLD_INCARNATION
         if view.report is not None and view.report.number >= report.number:
             return Reported.OUT_OF_ORDER
-        if not is_usable(report):
+        if not is_usable(report) or view.goes_back(report):
             return Reported.NOT_USABLE
         self._record(report)
         view.take_report(report)
@@ -166,6 +167,8 @@ class Router:
         assert routed.request_id not in self._engine_of, f"{routed.request_id} was sent already"
         assert routed.ordinal == view.sent_count + 1, f"{routed.ordinal} after {view.sent_count}"
         self._record(routed)
+        if routed.excluded is not None:
+            self.last_excluded = routed.excluded
         self._engine_of[routed.request_id] = view
         sent = Sent(
             routed.request_id,
@@ -194,11 +197,10 @@ class Router:
         assert len(self._engine_of) == self._book.outstanding
 
     def _excluded(self, request: RouteRequest) -> frozenset[int]:
-        if not request.excluded:
-            return frozenset()
-        named = map(self._book.by_name.get, request.excluded[:MAX_EXCLUDED])
-        order = self._book.order
-        return frozenset(v.index for v in named if v is not None and v.index in order)
+        excluded = request.excluded
+        named = self.last_excluded if excluded is None else excluded[:MAX_EXCLUDED]
+        order, views = self._book.order, map(self._book.by_name.get, named)
+        return frozenset(v.index for v in views if v is not None and v.index in order)
 
     def _refusal(self) -> RouteRefusal:
         if not self._book.by_name:
@@ -221,7 +223,7 @@ def _routed(
         request.itl_target_ns,
         request.ttft_target_ns,
         request.anchors,
-        request.excluded[:MAX_EXCLUDED],
+        None if request.excluded is None else request.excluded[:MAX_EXCLUDED],
         tuple([one.candidate(now_ns) for one in weighed]),
         eligible - len(weighed),
     )

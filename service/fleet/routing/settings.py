@@ -9,8 +9,9 @@ from telemetry.facts.fleet.routing_records import RouterStarted, RoutingPolicy
 MAX_ENGINES = 10_000
 MAX_CANDIDATES = 8
 """Candidates that a fact has at most."""
-MAX_EXCLUDED = 256
-"""Engines that a request may exclude; more are not looked at."""
+MAX_EXCLUDED = 1024
+"""Engines that a request may exclude, at least as many as a membership has; more are not looked
+at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ class Fault(StrEnum):
     BACKLOG = "backlog"  # it does not read
     SILENT = "silent"  # no sign of life within the deadline
     TOO_MANY = "too_many"  # connections
+    INTERNAL = "internal"  # this end could not handle a message: its log says why
 
 
 @dataclass(slots=True)

@@ -134,7 +134,7 @@ class RemoteSubmit(_Message, frozen=True):
     tenant: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     deadline_in_ns: int | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     cache_prefix: bool = True
     grammar: Grammar | None = None
     first_token_in_ns: int | None = None

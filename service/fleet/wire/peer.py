@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -27,6 +28,9 @@ BEAT_S = 0.25
 SILENT_S = 10.0
 """A peer without a sign of life for so long is taken for dead."""
 BACKLOG_BYTES = 64 * 1024 * 1024
+
+_NO_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no message."""
 
 Incoming = TypeVar("Incoming", bound=messages.Any)
 
@@ -134,30 +138,52 @@ class WirePeer(asyncio.Protocol, Generic[Incoming]):
     def data_received(self, data: bytes) -> None:
         self.read_ns = self.heard_ns = self.clock.now_ns()
         self.counts.bytes_in += len(data)
+        payloads = self._unframer.feed(data)
         try:
-            for payload in self._unframer.feed(data):
-                self._handle(payload)
-                if not self.is_open:
+            while self.is_open:
+                payload = self._next(payloads)
+                if payload is None:
                     return
-        except Forged:
-            self.drop(Fault.FORGED)
-        except msgspec.MsgspecError:  # its text is not logged: it may have a prompt
-            self.drop(Fault.GARBAGE)
-        except ValueError:
-            self.drop(Fault.TOO_LARGE)
+                self._handle(payload)
+        except Exception:  # of this end: what was sent here has ends all the same
+            log.exception("a message of %s cannot be handled", self.address)
+            self.drop(Fault.INTERNAL)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._proving is not None:
             self._proving.cancel()
         self.lost()
 
+    def _next(self, payloads: Iterator[bytes]) -> bytes | None:
+        try:
+            return next(payloads, None)
+        except ValueError:
+            self.drop(Fault.TOO_LARGE)
+            return None
+
     def _handle(self, payload: bytes) -> None:
         self.counts.frames_in += 1
-        if self._opening is None or self._decoder is None:
-            self._first_bytes += len(payload)
-            if self._first_bytes > messages.FIRST_BYTES:
-                self.drop(Fault.TOO_MUCH)
-            else:
-                self.first(payload)
-        else:
-            self.received(self._decoder.decode(self._opening.open(payload)))
+        if self._opening is not None:
+            message = self._decoded(payload, self._opening)
+            if message is not None:
+                self.received(message)
+            return
+        self._first_bytes += len(payload)
+        if self._first_bytes > messages.FIRST_BYTES:
+            self.drop(Fault.TOO_MUCH)
+            return
+        try:
+            self.first(payload)
+        except _NO_MESSAGE:
+            self.drop(Fault.GARBAGE)
+
+    def _decoded(self, sealed: bytes, opening: Seal) -> Incoming | None:
+        """A message that came after the proof; None: it is none, and the connection is ended."""
+        assert self._decoder is not None
+        try:
+            return self._decoder.decode(opening.open(sealed))
+        except Forged:
+            self.drop(Fault.FORGED)
+        except _NO_MESSAGE:  # its text is not logged: it may have a prompt
+            self.drop(Fault.GARBAGE)
+        return None

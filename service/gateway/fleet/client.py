@@ -31,6 +31,7 @@ from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.prefill import PrefillSplit
 from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
+from service.gateway.fleet.remotes import Remotes
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import (
@@ -55,8 +56,6 @@ log = logging.getLogger("phasescope.fleet")
 
 _LOOK_S = 1.0
 _ID_CHARACTERS = 120
-_ACCOUNT_NS = 1_500_000_000
-"""How long the account of an ended sequence is waited for."""
 
 
 class _Place(NamedTuple):
@@ -94,8 +93,7 @@ class FleetClient(EngineClient):
         self._links: dict[str, EngineLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = WeakKeyDictionary[OutputQueue, _Place]()
-        self._live: dict[int, Remote] = {}
-        self._ending: dict[int, Remote] = {}
+        self._remotes = Remotes()
 
     # What the gateway asks
 
@@ -103,6 +101,11 @@ class FleetClient(EngineClient):
     def links(self) -> list[EngineLink]:
         """All engines of the membership."""
         return list(self._links.values())
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """What each engine is used for."""
+        return {link.name: link.role.value for link in self.links}
 
     def links_view(self) -> EnginesView:
         """For operators."""
@@ -130,7 +133,7 @@ class FleetClient(EngineClient):
             prompt_tokens,
             replace(command, prompt=[]),  # only its other fields are needed again
         )
-        self._live[command.seq_id] = remote
+        self._remotes.begun(remote)
         self._queues[command.seq_id] = queue
         self._routing.sent(link.name, place.request_id, about.sequences)
         about = about._replace(request_id=place.request_id)
@@ -159,19 +162,19 @@ class FleetClient(EngineClient):
         return found
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
-        remote = self._live.get(seq_id)
+        remote = self._remotes.live(seq_id)
         if remote is not None and remote.reason is None:
             remote.is_cancelled = True
             remote.over(reason, self.clock.now_ns())
             remote.link.send(messages.RemoteCancel(seq_id=seq_id, reason=reason, seen=remote.seen))
 
     def pause(self, seq_id: int, paused: bool) -> None:
-        remote = self._live.get(seq_id)
+        remote = self._remotes.live(seq_id)
         if remote is not None:
             remote.link.send(Pause(seq_id) if paused else Resume(seq_id))
 
     def waiting_before(self, seq_id: int) -> int:
-        remote = self._live.get(seq_id)
+        remote = self._remotes.live(seq_id)
         return 0 if remote is None else remote.waiting_before
 
     # Membership
@@ -208,11 +211,8 @@ class FleetClient(EngineClient):
 
     def _give_up(self) -> None:
         """Accounts that have not come."""
-        edge_ns = self.clock.now_ns() - _ACCOUNT_NS
-        for seq_id, remote in list(self._ending.items()):
-            if remote.over_ns < edge_ns:
-                del self._ending[seq_id]
-                self._account(remote, None, 0)
+        for remote in self._remotes.overdue(self.clock.now_ns()):
+            self._account(remote, None, 0)
 
     # What links tell
 
@@ -234,47 +234,35 @@ class FleetClient(EngineClient):
             self._ready.clear()
 
     def emitted(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None:
-        for queued in message.queued:
-            self._queued(queued, at_ns)
-        for compiled in message.compiled:
-            self._tell(
-                GrammarCompiled(
-                    compiled.seq_id, at_ns, 0, compiled.compile_ns, compiled.cached,
-                    compiled.refused,
-                )
-            )  # fmt: skip
-        for admitted in message.admitted:
-            self._admitted(admitted, at_ns)
+        self._told(link, message, at_ns)
         tokens: dict[int, int] = {}
         mine: list[Emission] = []
+        over: list[Remote] = []
         for emission in message.emissions:
-            remote = self._live.get(emission.seq_id)
-            if remote is None or remote.link is not link:
-                continue
+            remote = self._remotes.at(link, emission.seq_id)
+            if remote is None:
+                continue  # of another engine, or after its end
             mine.append(emission)
-            if remote.reason is None:
-                remote.seen += 1
-                remote.last_ns = at_ns
-                if emission.sample is not None:
-                    remote.outputs += 1
-                    remote.first_ns = remote.first_ns or at_ns
-                    tokens[emission.seq_id] = tokens.get(emission.seq_id, 0) + 1
+            if remote.took(emission, at_ns):
+                tokens[emission.seq_id] = tokens.get(emission.seq_id, 0) + 1
+            if emission.end is not None:
+                self._remotes.ended(remote, emission.end, at_ns)
+                over.append(remote)
         if tokens:
             rows = tuple(ReceivedRow(seq_id, count) for seq_id, count in tokens.items())
             self._facts.append(TokensReceived(at_ns, link.name, rows))
-        for emission in mine:
-            if emission.end is not None:
-                self._ended(emission.seq_id, emission.end, at_ns)
-        self._deliver(mine)
+        self._over(over, mine, at_ns)
 
-    def accounted(self, message: messages.Accounted) -> None:
-        remote = self._ending.pop(message.seq_id, None)
+    def accounted(self, link: EngineLink, message: messages.Accounted) -> None:
+        remote = self._remotes.accounted(link, message.seq_id)
         if remote is not None:
             self._account(remote, message.account, message.emissions)
 
-    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None:
-        self._routing.reported(link, report, at_ns)
-        self.split.reported(link.name)
+    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> bool:
+        is_usable = self._routing.reported(link, report, at_ns)
+        if is_usable:
+            self.split.reported(link.name)
+        return is_usable
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
         self._facts.append(
@@ -291,26 +279,29 @@ class FleetClient(EngineClient):
     def lost(self, link: EngineLink, is_connected: bool) -> None:
         now_ns = self.clock.now_ns()
         self.split.left(link.name)
-        gone = [one for one in self._live.values() if one.link is link]
+        gone = self._remotes.all_at(link)
         self.sequences_lost += sum(one.reason is None for one in gone)
         for remote in gone:
-            self._ended(remote.seq_id, EndReason.ENGINE_DIED, now_ns)
+            self._remotes.ended(remote, EndReason.ENGINE_DIED, now_ns)
         if not is_connected:  # else accounts still come
-            for remote in [one for one in self._ending.values() if one.link is link]:
-                del self._ending[remote.seq_id]
+            for remote in self._remotes.without_account(link):
                 self._account(remote, None, 0)
-        self._deliver([Emission(one.seq_id, None, EndReason.ENGINE_DIED) for one in gone])
+        ends = [Emission(one.seq_id, None, EndReason.ENGINE_DIED) for one in gone]
+        self._over(gone, ends, now_ns)
 
     # Its own work
 
-    def _ended(self, seq_id: int, reason: EndReason, at_ns: int) -> None:
-        """Nothing more will come of a sequence but its account."""
-        remote = self._live.pop(seq_id)
-        remote.over(reason, at_ns)
-        self._ending[seq_id] = remote
-        if remote.link.incarnation == remote.incarnation:
-            name, is_cut = remote.link.name, remote.is_cancelled
-            self._routing.over(name, remote.request_id, remote.outputs, is_cut, at_ns)
+    def _over(self, over: list[Remote], emissions: list[Emission], at_ns: int) -> None:
+        """Tell the router of sequences that have ended, and requests what came of theirs: these
+        must not wait for the router's books."""
+        try:
+            for remote in over:
+                link = remote.link
+                if link.incarnation == remote.incarnation:
+                    outputs, is_cut = remote.outputs, remote.is_cancelled
+                    self._routing.over(link.name, remote.request_id, outputs, is_cut, at_ns)
+        finally:
+            self._deliver(emissions)
 
     def _account(self, remote: Remote, account: RemoteAccount | None, emissions: int) -> None:
         """Record the end of a sequence. The second fact is for all that follow sequences, wherever
@@ -321,22 +312,27 @@ class FleetClient(EngineClient):
             SequenceEnded(remote.seq_id, ended.at_ns, 0, ended.reason, remote.outputs, 0)
         )
 
-    def _queued(self, queued: messages.Queued, at_ns: int) -> None:
-        remote = self._live.get(queued.seq_id)
-        if remote is not None:
-            remote.waiting_before = queued.waiting_before
-            submit = remote.submit
-            self._tell(
-                SequenceQueued(
-                    queued.seq_id, at_ns, 0, remote.prompt_tokens, submit.max_tokens,
-                    submit.tenant, constrained=queued.constrained,
+    def _told(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None:
+        """Where sequences are."""
+        for queued in message.queued:
+            remote = self._remotes.at(link, queued.seq_id)
+            if remote is not None:
+                remote.waiting_before = queued.waiting_before
+                self._tell(remote.queued(at_ns, queued.constrained))
+        for compiled in message.compiled:
+            if self._remotes.at(link, compiled.seq_id) is not None:
+                took_ns, was_cached = compiled.compile_ns, compiled.cached
+                self._tell(
+                    GrammarCompiled(
+                        compiled.seq_id, at_ns, 0, took_ns, was_cached, compiled.refused
+                    )
                 )
-            )  # fmt: skip
+        for admitted in message.admitted:
+            remote = self._remotes.at(link, admitted.seq_id)
+            if remote is not None:
+                self._admitted(remote, admitted, at_ns)
 
-    def _admitted(self, admitted: messages.Admitted, at_ns: int) -> None:
-        remote = self._live.get(admitted.seq_id)
-        if remote is None:
-            return
+    def _admitted(self, remote: Remote, admitted: messages.Admitted, at_ns: int) -> None:
         remote.waiting_before = 0
         known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
         self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))

@@ -24,6 +24,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 5.0
 _ROLES = frozenset(Role)
+_REFUSAL_CHARACTERS = 200
 _UNSURE_NS = 2_000_000_000
 """A node that has not been heard for so long gets no new requests."""
 
@@ -58,9 +59,11 @@ class Owner(Protocol):
 
     def emitted(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None: ...
 
-    def accounted(self, message: messages.Accounted) -> None: ...
+    def accounted(self, link: EngineLink, message: messages.Accounted) -> None: ...
 
-    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> None: ...
+    def reported(self, link: EngineLink, report: messages.LoadReport, at_ns: int) -> bool:
+        """Whether the report can be used."""
+        ...
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None: ...
 
@@ -99,14 +102,16 @@ class EngineLink:
     @property
     def kv(self) -> messages.KvOffer | None:
         """What the engine offers of exchanging KV with others."""
-        return None if self.engine is None else self.engine.kv
+        engine = self.engine
+        return None if engine is None else engine.kv
 
     @property
     def role(self) -> Role:
         """What the engine is used for: as the membership says, else as its node does."""
-        if self.member.role is not Role.ANY or self.kv is None:
+        kv = self.kv
+        if self.member.role is not Role.ANY or kv is None:
             return self.member.role
-        return Role(self.kv.role) if self.kv.role in _ROLES else Role.ANY
+        return Role(kv.role) if kv.role in _ROLES else Role.ANY
 
     @property
     def state(self) -> LinkState:
@@ -154,6 +159,7 @@ class EngineLink:
                 await loop.create_connection(lambda: peer, member.host, member.port)
         except (OSError, TimeoutError) as error:
             owner.connected(False)
+            self._is_refused = False
             self.why = f"cannot connect to {member.host}:{member.port}: {_words(error)}"
             return False
         beating = asyncio.create_task(self._beat(peer), name=f"beats of {member.name}")
@@ -167,7 +173,8 @@ class EngineLink:
             self._lost()
         else:
             owner.connected(False)
-            if not self._is_refused:
+            self._is_refused = peer.is_refused
+            if not peer.is_refused:
                 self.why = f"the connection ended before the proof: {_why(peer)}"
         return peer.is_proven
 
@@ -194,7 +201,7 @@ class EngineLink:
         self._owner.connected(True)
 
     def refused(self, why: str) -> None:
-        """By either end: another key, protocol, model or vocabulary."""
+        """By either end: another key, protocol, model or vocabulary, or the node is full."""
         if why != self.why:
             log.error("engine %s is not used: %s", self.name, why)
         self._is_refused, self.why = True, why
@@ -206,8 +213,8 @@ class EngineLink:
         self._owner.changed(self)
 
     def took_report(self, report: messages.LoadReport, at_ns: int) -> None:
-        self.report, self.reported_ns = report, at_ns
-        self._owner.reported(self, report, at_ns)
+        if self._owner.reported(self, report, at_ns):
+            self.report, self.reported_ns = report, at_ns
 
     def _lost(self) -> None:
         peer, self._peer = self._peer, None
@@ -225,6 +232,7 @@ class _NodePeer(WirePeer[messages.ToGateway]):
         super().__init__(owner.clock, owner.counts, messages.TO_GATEWAY_BYTES)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.goodbye = ""
+        self.is_refused = False
         self._link, self._owner = link, owner
         self._nonce = new_nonce()
         self._session: Session | None = None
@@ -236,7 +244,7 @@ class _NodePeer(WirePeer[messages.ToGateway]):
             case messages.Welcome() as said if self._session is not None:
                 self._welcomed(said, self._session)
             case messages.Refused() as said:
-                self._link.refused(said.why)
+                self._refused(f"it says: {_one_line(said.why)}")
                 self.close()
             case _:
                 raise msgspec.ValidationError("not in this order")
@@ -271,22 +279,26 @@ class _NodePeer(WirePeer[messages.ToGateway]):
             return
         why = self._owner.mismatch(said)
         if why is not None:
-            self._link.refused(why)
+            self._refused(why)
             self.close()
             return
         self.prove(session.seal_of_gateway(), session.seal_of_node(), messages.to_gateway)
         self._link.proved(self)
 
     def _refuse(self, fault: Fault, why: str) -> None:
-        self._link.refused(why)
+        self._refused(why)
         self.drop(fault)
+
+    def _refused(self, why: str) -> None:
+        self.is_refused = True
+        self._link.refused(why)
 
     def received(self, message: messages.ToGateway) -> None:
         match message:
             case messages.Emitted():
                 self._owner.emitted(self._link, message, self.read_ns)
             case messages.Accounted():
-                self._owner.accounted(message)
+                self._owner.accounted(self._link, message)
             case messages.LoadReport():
                 self._link.took_report(message, self.read_ns)
             case messages.EngineIs():
@@ -302,6 +314,12 @@ class _NodePeer(WirePeer[messages.ToGateway]):
     def lost(self) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):
             self.closed.set_result(None)
+
+
+def _one_line(text: str) -> str:
+    """What a peer that has proved nothing says, as it may be logged."""
+    shown = "".join(one if one.isprintable() else " " for one in text[:_REFUSAL_CHARACTERS])
+    return " ".join(shown.split())
 
 
 def _words(error: OSError | TimeoutError) -> str:

@@ -8,10 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from service.engine.inbox import Submit
+from service.engine.plan import Emission
 from service.fleet.wire.messages import AboutRequest, PrefillAt, RemoteSubmit
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.link import EngineLink
-from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_records import EngineStarted, SequenceQueued
 from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted
 from telemetry.facts.reasons import EndReason
 
@@ -21,7 +22,7 @@ class Remote:
     """`request_id` is that of its request at the node. `waiting_before` sequences were
     before it in the engine's queue when that was told. `seen` of its emissions have come, the
     last at `last_ns`; `outputs` of them have a token, the first came at `first_ns`. Once it is over
-    here, `reason` says why, and no emission counts any more."""
+    here, `reason` says why, and no emission counts any more; at `ended_ns` it had ended there."""
 
     seq_id: int
     link: EngineLink
@@ -36,12 +37,33 @@ class Remote:
     last_ns: int | None = None
     reason: EndReason | None = None
     over_ns: int = 0
+    ended_ns: int = 0
     is_cancelled: bool = False
+
+    def took(self, emission: Emission, at_ns: int) -> bool:
+        """One of its emissions has come; whether a token that counts is in it."""
+        if self.reason is not None:
+            return False
+        self.seen += 1
+        self.last_ns = at_ns
+        if emission.sample is None:
+            return False
+        self.outputs += 1
+        self.first_ns = self.first_ns or at_ns
+        return True
 
     def over(self, reason: EndReason, at_ns: int) -> None:
         """It has ended, or its request has; the first time counts."""
         if self.reason is None:
             self.reason, self.over_ns = reason, at_ns
+
+    def queued(self, at_ns: int, constrained: bool) -> SequenceQueued:
+        """The fact that it is in the engine's queue."""
+        submit = self.submit
+        return SequenceQueued(
+            self.seq_id, at_ns, 0, self.prompt_tokens, submit.max_tokens, submit.tenant,
+            constrained=constrained,
+        )  # fmt: skip
 
     def accounted(self, account: RemoteAccount | None, emissions: int) -> RemoteAccounted:
         """The fact of its end. The account counts only if it ends with the emission that counted

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import anchors_of
+from service.fleet.routing.reports import Reported
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -68,9 +69,9 @@ class Routing:
             self._forget(name)
             self._router.left(name, reason, now_ns)
 
-    def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> None:
-        """An engine's load has come."""
-        self._router.report(
+    def reported(self, link: EngineLink, report: LoadReport, at_ns: int) -> bool:
+        """An engine's load has come; false: it cannot be used."""
+        found = self._router.report(
             EngineReported(
                 at_ns=at_ns,
                 engine=link.name,
@@ -84,6 +85,7 @@ class Routing:
                 **asdict(report.load),
             )
         )
+        return found is not Reported.NOT_USABLE
 
     def choose(
         self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],
@@ -92,7 +94,9 @@ class Routing:
         """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
         ready = [name for name in self._joined if links[name].state is LinkState.READY]
         decoding = [name for name in ready if links[name].role is not Role.PREFILL] or ready
-        unsure = [name for name in self._joined if name not in decoding]
+        may = frozenset(decoding)
+        unsure = tuple(name for name in self._joined if name not in may)
+        is_known = bool(unsure) and unsure == self._router.last_excluded
         found = self._router.choose(
             RouteRequest(
                 request_id=request_id,
@@ -101,7 +105,7 @@ class Routing:
                 anchors=self._anchors(submit, links),
                 itl_target_ns=submit.itl_target_ns,
                 ttft_target_ns=submit.ttft_target_ns,
-                excluded=tuple(unsure),
+                excluded=None if is_known else unsure,
             ),
             now_ns,
         )

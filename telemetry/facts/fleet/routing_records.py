@@ -147,9 +147,9 @@ class RequestRouted(_Fact, frozen=True):
     """A request was sent to `engine`: the `ordinal`-th that this router sent it.
 
     What the choice was made from is all here and in the facts before it: `anchors` name prefixes of
-    the prompt, shortest first; `excluded` engines were not to be chosen. `candidates` are the
-    engines that were weighed, the chosen one first, at most eight; `left_out` others might have
-    been chosen.
+    the prompt, shortest first; `excluded` engines were not to be chosen, None: those of the
+    `RequestRouted` before. `candidates` are the engines that were weighed, the chosen one first, at
+    most eight; `left_out` others might have been chosen.
     """
 
     at_ns: int
@@ -162,7 +162,7 @@ class RequestRouted(_Fact, frozen=True):
     itl_target_ns: int | None
     ttft_target_ns: int | None
     anchors: tuple[int, ...]
-    excluded: tuple[str, ...]
+    excluded: tuple[str, ...] | None
     candidates: tuple[Candidate, ...]
     left_out: int
 

@@ -190,10 +190,14 @@ def test_two_keys_of_the_cache_share_only_what_shares_both() -> None:
         parsed(extra_key="a").cache_salt,
         parsed(cache_salt="a", extra_key="b").cache_salt,
         parsed(cache_salt="b", extra_key="a").cache_salt,
+        parsed(cache_salt="a\0b").cache_salt,
+        parsed(cache_salt="ab", extra_key="c").cache_salt,
+        parsed(cache_salt="a", extra_key="bc").cache_salt,
         parsed().cache_salt,
     ]
 
     assert len(set(salts)) == len(salts)
+    assert parsed(cache_salt="a", extra_key="b").cache_salt == salts[2]
 
 
 def test_a_foreign_schema_is_read_by_a_worker_as_any_other() -> None:

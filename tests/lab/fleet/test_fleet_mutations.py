@@ -93,7 +93,7 @@ class ChoosesByChance(Router):
         routed = super().choose(request, now_ns)
         if isinstance(routed, RouteRefused):
             return routed
-        other = replace(request, excluded=(*request.excluded, routed.engine))
+        other = replace(request, excluded=(*(request.excluded or ()), routed.engine))
         again = super().choose(other, now_ns)
         return again if isinstance(again, RouteRefused) else replace(again, excluded=())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from service.gateway.ingest.compat.fields import ForeignFields
 
 TIER = "default"  # the only one there is
 _FITTING = -1  # as many tokens of the prompt as fit
-_SEPARATOR = "\0"  # no salt of one part can look like one of two
+_LENGTH_BYTES = 4  # of the first part, before it: no two pairs are the same bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,13 @@ def wishes_of(sent: ForeignFields, running_usage: bool) -> Wishes:
 
 
 def salt_of(cache_salt: str | None, extra_key: str | None) -> str:
-    """One salt of both; two requests share it only if they share both."""
+    """One salt of both; two requests share it only if they share both. That of two is a digest,
+    which is no longer than one may be, and the same at every gateway."""
     if extra_key is None:
         return cache_salt or ""
-    return f"{cache_salt or ''}{_SEPARATOR}{extra_key}"
+    first = (cache_salt or "").encode()
+    both = len(first).to_bytes(_LENGTH_BYTES, "little") + first + extra_key.encode()
+    return hashlib.blake2b(both, digest_size=32).hexdigest()
 
 
 def cut_prompt(

@@ -1,0 +1,65 @@
+"""The sequences that a gateway has at engines elsewhere: live ones, and those that have ended and
+whose account has not come yet. What an engine says of another one's sequence names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service.gateway.fleet.link import EngineLink
+from service.gateway.fleet.remote import Remote
+from telemetry.facts.reasons import EndReason
+
+_ACCOUNT_NS = 1_500_000_000
+"""How long the account of an ended sequence is waited for."""
+
+
+class Remotes:
+    """By their numbers here."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, Remote] = {}
+        self._ending: dict[int, Remote] = {}
+
+    def begun(self, remote: Remote) -> None:
+        """A sequence is sent next."""
+        self._live[remote.seq_id] = remote
+
+    def live(self, seq_id: int) -> Remote | None:
+        """A sequence that has not ended."""
+        return self._live.get(seq_id)
+
+    def at(self, link: EngineLink, seq_id: int) -> Remote | None:
+        """A sequence that has not ended, if it is there."""
+        remote = self._live.get(seq_id)
+        return None if remote is None or remote.link is not link else remote
+
+    def all_at(self, link: EngineLink) -> list[Remote]:
+        """Those there that have not ended."""
+        return [one for one in self._live.values() if one.link is link]
+
+    def ended(self, remote: Remote, reason: EndReason, at_ns: int) -> None:
+        """Nothing more will come of a sequence but its account."""
+        del self._live[remote.seq_id]
+        remote.over(reason, at_ns)
+        remote.ended_ns = at_ns
+        self._ending[remote.seq_id] = remote
+
+    def accounted(self, link: EngineLink, seq_id: int) -> Remote | None:
+        """The account of a sequence there has come; None: nobody waits for it."""
+        remote = self._ending.get(seq_id)
+        return None if remote is None or remote.link is not link else self._ending.pop(seq_id)
+
+    def without_account(self, link: EngineLink) -> list[Remote]:
+        """Those that ended there; their accounts will not come."""
+        return self._given_up(one for one in self._ending.values() if one.link is link)
+
+    def overdue(self, now_ns: int) -> list[Remote]:
+        """Those whose accounts have not come in time, counted from their ends."""
+        edge_ns = now_ns - _ACCOUNT_NS
+        return self._given_up(one for one in self._ending.values() if one.ended_ns < edge_ns)
+
+    def _given_up(self, remotes: Iterable[Remote]) -> list[Remote]:
+        found = list(remotes)
+        for remote in found:
+            del self._ending[remote.seq_id]
+        return found

@@ -1,0 +1,55 @@
+"""Who has the key comes in, however many connections there are without it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from service.fleet.wire.counts import Fault
+from tests.fleet.fleet_world import GatewayWorld, NodeWorld, until
+from tests.fleet.test_fleet_world import run
+
+STRANGERS = 300
+
+
+async def stranger(node: NodeWorld) -> asyncio.StreamWriter:
+    """A connection that has been challenged and says nothing."""
+    reader, writer = await asyncio.open_connection(node.host, node.port)
+    await reader.read(4)
+    return writer
+
+
+def test_strangers_that_prove_nothing_keep_no_gateway_out() -> None:
+    async def case() -> None:
+        async with NodeWorld() as node:
+            strangers = [await stranger(node) for _ in range(STRANGERS)]
+            async with GatewayWorld(node) as gateway:
+                await gateway.until(n0="ready")
+                assert not gateway.client.connects[False]
+                more = [await stranger(node) for _ in range(STRANGERS)]
+                assert node.listener.gateways == 1
+            assert node.listener.counts.faults[Fault.TOO_MANY] > STRANGERS
+            for writer in (*strangers, *more):
+                writer.close()
+
+    run(case)
+
+
+def test_a_gateway_more_than_there_may_be_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.composition.node.listener.MOST_GATEWAYS", 2)
+
+    async def case() -> None:
+        async with NodeWorld() as node, AsyncExitStack() as stack:
+            for _ in range(2):
+                one = await stack.enter_async_context(GatewayWorld(node))
+                await one.until(n0="ready")
+            async with GatewayWorld(node) as late:
+                await late.until(n0="refused")
+                assert "as many gateways" in late.client.links[0].why
+                assert node.listener.gateways == 2
+                await one.__aexit__()
+                await until(lambda: late.states()["n0"] == "ready", "there is room now")
+
+    run(case)
