@@ -84,10 +84,12 @@ class EngineDied(_Fact, frozen=True):
 
 
 class ExportFailed(_Fact, frozen=True):
-    """An attempt to send spans failed; `error` is one line."""
+    """An attempt to send spans failed; `error` is one line. There is at most one such fact a
+    second; `attempts` are those that failed since the one before."""
 
     at_ns: int
     error: str
+    attempts: int = 1
 
 
 class StallDetected(_Fact, frozen=True):
