@@ -154,6 +154,17 @@ def test_the_thread_writes_dumps_and_those_still_requested_at_the_end(tmp_path: 
     assert sorted(recording.reasons()) == ["engine_died", "request"]
 
 
+def test_a_dump_whose_client_has_left_is_not_written_and_the_others_are(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    assert recording.recorder.dump(DumpReason.REQUEST).cancel()
+    recording.recorder.request_dump(DumpReason.SIGNAL)
+    recording.recorder.request_dump(DumpReason.STALL)
+    recording.tick()
+
+    assert sorted(recording.reasons()) == ["signal", "stall"]
+    recording.dump()  # what was not written does not count for the pause between two
+
+
 # The watchdog
 
 
