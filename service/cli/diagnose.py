@@ -291,13 +291,13 @@ def _root(args: argparse.Namespace) -> RootCause:
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
     """Raises Unreachable, JournalError, BaselineError, ConfigError."""
-    from dashboards.monitor.client import Client
+    from dashboards.monitor.client import Client, is_server
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
 
     is_as_served = args.baseline is None and args.slo_file is None
-    if is_as_served and not Path(args.source).exists():
+    if is_as_served and is_server(args.source):
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     policy = policy_from(args)
