@@ -9,6 +9,7 @@
     agents         a read-only server of the Model Context Protocol
     explain        one request as a waterfall, with its ledger and its late tokens
     source         where facts come from: a dump, a journal folder, a running server
+    terminal       what is printed there, and `printable`: words of others steer no terminal
     extras         packages that only some views need
     prometheus     scrape configuration and alerting rules
 

@@ -9,7 +9,7 @@ from threading import Thread
 
 import msgspec
 
-from dashboards.monitor.client import Client, Unreachable
+from dashboards.monitor.client import Client, Unreachable, is_server
 from diagnosis.fleet.replica import Replica
 from diagnosis.symptoms import Finding
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
@@ -38,10 +38,10 @@ def read_fleet(
     deadline_s: float = DEADLINE_S,
     clock: Clock | None = None,
 ) -> list[Replica]:
-    """One account of each source, in their order: the URL of a server, or a dump or journal
-    folder. What cannot be read is an account that says why."""
+    """One account of each source, in their order: the URL (or HOST:PORT) of a server, or a
+    dump or journal folder. What cannot be read is an account that says why."""
     clock = clock or MonotonicClock()
-    dumps = {source for source in sources if Path(source).exists()}
+    dumps = {source for source in sources if not is_server(source)}
     clients = {one: Client(one, debug_key) for one in sources if one not in dumps}
     found: dict[str, Replica] = {}
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
 from rich.live import Live
 
 from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
+from dashboards.printable import printable
+from dashboards.terminal import Plain, terminal
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
 from telemetry.stats.window import Snapshot
@@ -24,10 +25,10 @@ def print_once(client: Client) -> int:
     try:
         snapshot, diagnosis = client.snapshot(), client.diagnosis()
     except Unreachable as error:
-        print(f"phasescope: {error}", file=sys.stderr)  # noqa: T201
+        _complain(error)
         return 1
-    console = Console(width=_ONCE_WIDTH, height=_ONCE_HEIGHT)
-    console.print(screen(snapshot, diagnosis, client.url, _ONCE_WIDTH, _ONCE_HEIGHT))
+    drawn = screen(snapshot, diagnosis, client.url, _ONCE_WIDTH, _ONCE_HEIGHT)
+    terminal(_ONCE_WIDTH, _ONCE_HEIGHT).print(Plain(drawn))
     return 0
 
 
@@ -38,9 +39,9 @@ def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
     try:
         last: tuple[Snapshot, Diagnosis] = (client.snapshot(), client.diagnosis())
     except Unreachable as error:
-        print(f"phasescope: {error}", file=sys.stderr)  # noqa: T201
+        _complain(error)
         return 1
-    console = Console()
+    console = terminal()
     lost_ns: int | None = None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -49,7 +50,8 @@ def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
                 if lost_ns is not None:
                     note = f"unreachable for {(clock.now_ns() - lost_ns) / 1e9:.0f} s"
                 width, height = console.size
-                live.update(screen(*last, client.url, width, height, note), refresh=True)
+                drawn = Plain(screen(*last, client.url, width, height, note))
+                live.update(drawn, refresh=True)
                 sleep_ns(int(interval_s * 1e9))
                 try:
                     last, lost_ns = (client.snapshot(), client.diagnosis()), None
@@ -57,3 +59,7 @@ def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
                     lost_ns = lost_ns or clock.now_ns()
     except KeyboardInterrupt:
         return 0
+
+
+def _complain(error: Unreachable) -> None:
+    print(f"phasescope: {printable(str(error))}", file=sys.stderr)  # noqa: T201

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -19,8 +21,16 @@ from telemetry.stats.window import Batch, Snapshot
 _TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine
 _HINTS = {401: "; give --debug-key", 404: "; unknown, or no longer kept"}
+_HOST_PORT = re.compile(r"([\w.-]+|\[[\w:.%]+\]):\d+")
 
 T = TypeVar("T")
+
+
+def is_server(source: str) -> bool:
+    """Whether `source` is the URL of a server, or its HOST:PORT. All else is a file: a mistyped
+    name of one is no host to be sent a key."""
+    is_named_so = source.startswith(("http://", "https://")) or _HOST_PORT.fullmatch(source)
+    return bool(is_named_so) and not Path(source).exists()
 
 
 class _Owned(msgspec.Struct):

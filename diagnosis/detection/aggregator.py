@@ -223,7 +223,7 @@ class Aggregator:
                 counts.aborted[fact.failure, fact.detail] += 1
                 counts.aborted_sequences[fact.failure] += fact.sequences
             case ExportFailed():
-                self._at(fact.at_ns).exports_failed += 1
+                self._at(fact.at_ns).exports_failed += fact.attempts
             case RecordingSet():
                 self.recording = fact.enabled
                 self._commit_ns = self._last_step_id = None

@@ -308,8 +308,11 @@ def _several_share(counts: Counts) -> float:
 
 
 def save_baseline(reference: Reference, path: Path) -> None:
-    """Write it as indented JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
+    """Write it as indented JSON. Raises BaselineError."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
+    except OSError as error:
+        raise BaselineError(f"{path}: {error.strerror}") from error
 
 
 def read_baseline(path: Path) -> Reference:

@@ -4,6 +4,7 @@
 - `settings_flags`: the flags of `serve` and `config`, made from `service.config`.
 - `operator`: the commands of the operator's kit, such as `report`.
 - `source`: the arguments that say where facts come from, shared by the commands that read them.
+- `say`: what a command says to people.
 
 A module imports what its command needs inside `run`, so that `--help` and the start of `serve` stay
 fast.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from service.cli.say import complain
 from service.config.settings import ConfigError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _sweep(args) if args.sweep else _bench(args)
     except BenchError as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return _EXIT_FAILED
 
 
@@ -174,7 +175,7 @@ def _bench(args: argparse.Namespace) -> int:
     _check_folder_exists(args.json)
     result = run_bench(spec_of(args), _print_progress)
     _write_json(args.json, result)
-    _console().print(render(result))
+    _show(render(result))
     if result.all_failed:
         return _EXIT_FAILED
     return _EXIT_INTERRUPTED if result.partial else 0
@@ -201,7 +202,7 @@ def _sweep(args: argparse.Namespace) -> int:
     sweep = run_sweep(spec, _print_cell, _print_progress)
     args.html.write_text(sweep_html(sweep), encoding="utf-8")
     _write_json(args.json, sweep)
-    _console().print(render_sweep(sweep))
+    _show(render_sweep(sweep))
     print(f"plot: {args.html}")
     if all(cell.result.all_failed for cell in sweep.cells):
         return _EXIT_FAILED
@@ -221,11 +222,11 @@ def _write_json(path: Path | None, result: Any) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def _console() -> Any:
+def _show(drawn: Any) -> None:
     """As wide as the terminal; of a fixed width where the output goes to a file."""
-    from rich.console import Console
+    from dashboards.terminal import Plain, terminal
 
-    return Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
+    terminal(None if sys.stdout.isatty() else _TABLE_COLUMNS).print(Plain(drawn))
 
 
 def spec_of(args: argparse.Namespace) -> Any:

@@ -4,7 +4,6 @@ several, whether one of them is bad or what they are sent."""
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from service.cli.diagnose_settings import (
     search_settings,
 )
 from service.cli.operator.imported import add_imported, run_imported
+from service.cli.say import complain, say
 from service.cli.source import DEFAULT_URL, add_debug_key
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
                 partial(_print_diagnosis, diagnosis),
             )
     except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return _UNREAD
     if args.json:
         print(msgspec.json.format(encoded).decode())
@@ -164,7 +164,7 @@ def _fleet(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(fleet)).decode())
     else:
-        print("\n".join(lines(fleet)))
+        say(*lines(fleet))
     if fleet.unread == len(fleet.replicas):
         return _UNREAD
     return _PARTLY_READ if fleet.unread else 0
@@ -188,48 +188,48 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
 
     seconds = diagnosis.window_ns / 1e9
     if diagnosis.verdict == "indeterminate":
-        print(f"indeterminate: {diagnosis.why}")
+        say(f"indeterminate: {diagnosis.why}")
     if not diagnosis.findings and diagnosis.fleet is None:
-        print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
+        say(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     if diagnosis.reference == "nothing":
-        print(f"what is usual for this {diagnosis.engine} is not known yet: no delay is judged")
+        say(f"what is usual for this {diagnosis.engine} is not known yet: no delay is judged")
     for rank, finding in enumerate(diagnosis.findings, 1):
         _print_finding(rank, finding)
     for one in diagnosis.abstained:
-        print(f"not judged: {one.text}")
+        say(f"not judged: {one.text}")
     if diagnosis.fleet is not None:
-        print("\n".join(fleet_lines(diagnosis.fleet)))
+        say(*fleet_lines(diagnosis.fleet))
 
 
 def _print_finding(rank: int, finding: Finding) -> None:
     share = f", {100 * finding.share:.0f} % of the harm" if finding.share else ""
-    print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
-    print(f"   {finding.claim}")
+    say(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
+    say(f"   {finding.claim}")
     if finding.chain:
-        print(f"   {'chain':>24}: {finding.chain_text}")
+        say(f"   {'chain':>24}: {finding.chain_text}")
     for evidence in (*finding.evidence, *(one for link in finding.chain for one in link.evidence)):
-        print(f"   {evidence.name:>24}: {evidence.text}")
+        say(f"   {evidence.name:>24}: {evidence.text}")
     for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
         if listed:
-            print(f"   {name:>24}: {', '.join(listed)}")
+            say(f"   {name:>24}: {', '.join(listed)}")
     for line in finding.stacks:
-        print(f"   {'stacks':>24}: {line}")
+        say(f"   {'stacks':>24}: {line}")
     for promise in finding.promises:
         parts = ", ".join(f"{name} {ms:.0f} ms" for name, ms in list(promise.parts.items())[:6])
-        print(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
+        say(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
     if finding.answer:
-        print(f"   {'would meet it':>24}: {finding.answer}")
+        say(f"   {'would meet it':>24}: {finding.answer}")
     for limit in finding.limits:
-        print(f"   {limit.name:>24}: {limit.text}")
+        say(f"   {limit.name:>24}: {limit.text}")
     for other in finding.excluded:
-        print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
-    print(f"   {'runbook':>24}: {finding.runbook}")
+        say(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
+    say(f"   {'runbook':>24}: {finding.runbook}")
 
 
 def _print_root_cause(root: RootCause) -> None:
     _print_explanation(root)
     if root.settings is not None:
-        print()
+        say("")
         print_settings(root.settings)
 
 
@@ -238,36 +238,36 @@ def _print_explanation(root: RootCause) -> None:
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
         _print_diagnosis(root.diagnosis)
-        print()
+        say("")
     compared = "the configuration of the baseline"
     if reference is not None:
         compared = f"{reference.from_s:.1f} to {reference.until_s:.1f} s"
-    print(
+    say(
         f"{found.requests} requests from {window.from_s:.1f} to {window.until_s:.1f} s before the "
         f"end, compared with {compared}"
     )
     if not found.moved:
-        print("no latency has changed: they were served like those of the reference")
+        say("no latency has changed: they were served like those of the reference")
         return
     for name, (before_ms, now_ms) in found.moved.items():
-        print(f"  {name:<16} {before_ms:10.1f} ms, now {now_ms:10.1f} ms")
+        say(f"  {name:<16} {before_ms:10.1f} ms, now {now_ms:10.1f} ms")
     if not found.gains:
-        print("indeterminate: undoing none of the changes would have helped")
+        say("indeterminate: undoing none of the changes would have helped")
     for rank, gain in enumerate(found.gains, 1):
         share = (
             ""
             if gain.shapley is None
             else f"; its part of all: {100 * gain.shapley:.0f} % (Shapley)"
         )
-        print(
+        say(
             f"{rank}. {gain.cause.value}: without it {gain.symptom} is {100 * gain.gain:.0f} % "
             f"less, {100 * gain.share:.0f} % of its rise{share}"
         )
-        print(f"   {root.remedies[gain.cause.value]}")
+        say(f"   {root.remedies[gain.cause.value]}")
     for symptom, promise in root.promises.items():
-        print(f"against {symptom}: {promise}")
+        say(f"against {symptom}: {promise}")
     if found.interaction is not None:
-        print(f"all together, beyond the sum of each alone: {100 * found.interaction:+.0f} %")
+        say(f"all together, beyond the sum of each alone: {100 * found.interaction:+.0f} %")
 
 
 def _root(args: argparse.Namespace) -> RootCause:
@@ -291,13 +291,13 @@ def _root(args: argparse.Namespace) -> RootCause:
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
     """Raises Unreachable, JournalError, BaselineError, ConfigError."""
-    from dashboards.monitor.client import Client
+    from dashboards.monitor.client import Client, is_server
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
 
     is_as_served = args.baseline is None and args.slo_file is None
-    if is_as_served and not Path(args.source).exists():
+    if is_as_served and is_server(args.source):
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     policy = policy_from(args)
@@ -314,7 +314,7 @@ def _save_baseline(args: argparse.Namespace) -> int:
     with journal_of(args.source, args.debug_key) as journal:
         found = baseline_of(journal)
     save_baseline(found, args.save_baseline)
-    print(
+    say(
         f"{args.save_baseline}: {found.seconds:.0f} s, {found.requests_per_s:.1f} requests a second"
     )
     return 0

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from service.cli.say import say
 from service.config.settings import ConfigError
 from telemetry.facts.clock import Clock, MonotonicClock
 
@@ -74,7 +75,7 @@ def encoded_settings(answer: SettingsAnswer) -> bytes:
 def print_settings(answer: SettingsAnswer) -> None:
     from diagnosis.settings_search.words import sentences
 
-    print(
+    say(
         f"the last {answer.window_s:.0f} s, replayed {answer.tried} times in {answer.cpu_s:.1f} s "
         "of CPU"
     )
@@ -89,10 +90,10 @@ def print_settings(answer: SettingsAnswer) -> None:
     _print_table(rows)
     noise = ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer.noise.items())
     if noise:
-        print(f"shares that differ by less are alike: {noise}")
-    print()
+        say(f"shares that differ by less are alike: {noise}")
+    say("")
     for sentence in sentences(answer):
-        print(sentence)
+        say(sentence)
 
 
 def _rows(label: str, classes: dict[str, ClassForecast]) -> list[tuple[str, ...]]:
@@ -121,4 +122,4 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
             text.ljust(width) if column < 2 else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())

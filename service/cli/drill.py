@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.say import complain
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
 
@@ -177,7 +178,11 @@ def _run_sim(args: argparse.Namespace) -> int:
             print(f"  {seed - args.seed + 1} of {args.count} scenarios", file=sys.stderr)
     assert report is not None
     if args.journal is not None:
-        write_journal(args.journal, report.facts, clock, "drill")
+        try:
+            write_journal(args.journal, report.facts, clock, "drill")
+        except OSError as error:
+            complain(f"{args.journal}: {error.strerror}")
+            return 1
     seconds = (clock.now_ns() - begun_ns) / 1e9
     _print_totals(args.count, seconds, totals, report)
     return 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from service.cli.say import complain
 from service.cli.source import add_debug_key
 
 
@@ -19,18 +19,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     import msgspec
-    from rich.console import Console
 
     from dashboards.explain import render
     from dashboards.monitor.client import Client, Unreachable
+    from dashboards.terminal import Plain, terminal
 
     try:
         explained = Client(args.url, args.debug_key).explained(args.request_id)
     except Unreachable as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(explained)).decode())
     else:
-        Console().print(render(explained))
+        terminal().print(Plain(render(explained)))
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
+from service.cli.say import complain, say
 from service.cli.source import DEFAULT_URL, add_debug_key
 from service.config.settings import ConfigError
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         view = client.set_limits(_body(changes, args.by, args.why)) if changes else client.limits()
     except Unreachable as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(view)).decode())
@@ -93,12 +93,12 @@ def _say(view: LimitsView) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, said in zip(rows, last, strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join([*cells, said]).rstrip())
+        say("  ".join([*cells, said]).rstrip())
     if view.changes:
-        print("\nlast changes")
+        say("", "last changes")
     for change in view.changes[-_SHOWN_CHANGES:]:
         words = " ".join(f"{name}={limit_text(value)}" for name, value in change.limits.items())
-        print(f"  {words or 'nothing'}, {_signed(change.set)}")
+        say(f"  {words or 'nothing'}, {_signed(change.set)}")
 
 
 def _signed(by: SetBy) -> str:

@@ -25,6 +25,7 @@ from service.cli import (
 from service.cli.internal import engine as engine_process
 from service.cli.internal import gateway
 from service.cli.operator import attach, export, fleet, mcp, node, report
+from service.cli.say import complain
 from service.config.settings import ConfigError
 
 EXIT_INTERRUPTED = 130
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except ConfigError as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return serve.EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

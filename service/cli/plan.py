@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from service.cli.say import complain, say
 from service.cli.source import add_source
 from service.config.settings import ConfigError
 from service.config.sizes import parse_bytes
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     except SloFileError as error:
         raise ConfigError(str(error)) from error
     except (JournalError, NotReplayable, Unreachable) as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
@@ -119,30 +120,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_plan(plan: Plan) -> None:
     memory, workload = plan.memory, plan.workload
-    print(f"{plan.model}: weights {memory.weight_bytes / _MIB:.0f} MiB")
-    print(
+    say(f"{plan.model}: weights {memory.weight_bytes / _MIB:.0f} MiB")
+    say(
         f"cache: {memory.token_bytes} bytes a token, {memory.cache_bytes / _MIB:.0f} MiB hold "
         f"{memory.cache_tokens} tokens"
     )
-    print(
+    say(
         f"  {workload.users} users may each have a context of "
         f"{min(memory.longest_context_tokens, plan.max_model_tokens)} tokens; "
         f"{memory.users_that_fit} users with {workload.context_tokens} tokens fit at once"
     )
     if plan.ceiling is not None:
-        print(
+        say(
             f"ceiling at {plan.ceiling.peak_gb_per_s:g} GB/s: "
             f"{plan.ceiling.alone_tokens_per_s:.0f} tokens/s for one user, "
             f"{plan.ceiling.all_tokens_per_s:.0f} for {workload.users} in one batch"
         )
-    print(
+    say(
         f"predicted from the recorded steps (error {100 * plan.fit_mean_error:.1f} % on average), "
         f"prompts of {workload.prompt_tokens}, answers of {workload.output_tokens}:"
     )
-    print("   users  tokens/s  good/s  good %  TTFT p50  TTFT p99  ITL p50  ITL p99 (ms)")
+    say("   users  tokens/s  good/s  good %  TTFT p50  TTFT p99  ITL p50  ITL p99 (ms)")
     for point in plan.points:
         mark = "  <- knee" if point.users == plan.knee else ""
-        print(
+        say(
             f"  {point.users:6d}  {point.output_tokens_per_s:8.1f}  "
             f"{point.good_requests_per_s:6.2f}  {100 * point.good_share:6.0f}  "
             f"{point.ttft_p50_ms:8.1f}  {point.ttft_p99_ms:8.1f}  {point.itl_p50_ms:7.1f}  "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from service.cli.say import complain, say
 from service.cli.source import add_debug_key
 
 _EXTRA_WAIT_S = 90.0  # longer than the server takes to write the trace, or to give up
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
             steps = answer.headers["x-profile-steps"]
             contents = answer.headers["x-profile-contents"]
     except urllib.error.HTTPError as error:
-        print(f"phasescope: {_error_message(error.read(), error.code)}", file=sys.stderr)
+        complain(_error_message(error.read(), error.code))
         return 1
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
-        print(f"phasescope: no profile of {args.url}: {reason}", file=sys.stderr)
+        complain(f"no profile of {args.url}: {reason}")
         return 1
-    print(f"{args.output}: {steps} steps ({contents}); open it at ui.perfetto.dev")
+    say(f"{args.output}: {steps} steps ({contents}); open it at ui.perfetto.dev")
     return 0
 
 

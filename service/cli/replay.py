@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from service.cli.say import complain, say
 from service.cli.source import add_source
 from service.config.settings import ConfigError
 from telemetry.facts.clock import Clock, MonotonicClock
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     except (
         FleetNotReplayable, JournalError, NotReplayable, SchedulerFailed, Stuck, Unreachable
     ) as error:  # fmt: skip
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     finally:
         gc.enable()
@@ -165,29 +166,29 @@ def written(path: Path | None, facts: list[Fact], clock: Clock) -> bool:
         try:
             write_journal(path, facts, clock, "replay")
         except OSError as error:
-            print(f"phasescope: {path}: {error.strerror}", file=sys.stderr)
+            complain(f"{path}: {error.strerror}")
             return False
     return True
 
 
 def _print_identities(identities: list[Identity]) -> None:
     for number, one in enumerate(identities, 1):
-        print(
+        say(
             f"engine {number}: {one.steps} steps, {one.admitted} admissions, {one.chunks} chunks, "
             f"{one.preempted} preemptions, {one.ended} ends"
         )
         if one.holds:
-            print(f"  all {one.decisions} decisions were repeated")
+            say(f"  all {one.decisions} decisions were repeated")
         else:
-            print(f"  {one.decisions} decisions were repeated, then one differed: {one.difference}")
+            say(f"  {one.decisions} decisions were repeated, then one differed: {one.difference}")
 
 
 def _print_report(report: ReplayReport) -> None:
     if report.identities is not None:
         _print_identities(report.identities)
     else:
-        print(f"decisions not compared: {report.not_compared}")
-    print(
+        say(f"decisions not compared: {report.not_compared}")
+    say(
         f"durations: fitted to {report.cost.turns} iterations, error "
         f"{100 * report.cost.mean_error:.1f} % on average, noise {report.noise.value}; "
         f"{report.speed:.0f} times real time"
@@ -201,9 +202,9 @@ def _print_report(report: ReplayReport) -> None:
 def print_classes(columns: dict[str, Outcomes]) -> None:
     """A table for each class of the first column."""
     for name in next(iter(columns.values())).classes:
-        print(f"\n{name}")
+        say("", name)
         for line in _table(name, columns):
-            print(line)
+            say(line)
 
 
 def _table(name: str, columns: dict[str, Outcomes]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from service.cli.say import complain, say
 from service.cli.source import add_source
 
 
@@ -44,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
             drawn = write_timeline(journal, output, int(args.late_ms * 1e6))
             note = journal.truncated
     except (JournalError, Unreachable) as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except OSError as error:
-        print(f"phasescope: {output}: {error.strerror}", file=sys.stderr)
+        complain(f"{output}: {error.strerror}")
         return 1
     if note is not None:
-        print(f"phasescope: {note}", file=sys.stderr)
-    print(
+        complain(note)
+    say(
         f"{output}: {drawn.steps} steps, {drawn.requests} requests, {drawn.arrows} arrows, "
         f"{drawn.covered_ns / 1e9:.1f} s; open it at ui.perfetto.dev"
     )

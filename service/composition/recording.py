@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +19,6 @@ from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.watchdog import StallWatchdog
 from telemetry.pump.pump import Pump
 from telemetry.requests.slo_policy import SloPolicy
-
-
-def default_dump_folder() -> Path:
-    """`$XDG_CACHE_HOME/phasescope/dumps`, by default below ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "phasescope" / "dumps"
 
 
 def build_recorder(
@@ -56,7 +49,7 @@ def build_recorder(
         pump,
         Journal(clock, config.journal_bytes, slo=policy),
         StallWatchdog(int(config.stall_s * 1e9)),
-        default_dump_folder() if config.dump_dir is None else Path(config.dump_dir),
+        config.dump_folder,
         config.dumps_kept,
         files,
         call_on_loop,

@@ -25,6 +25,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, NiceChild
 from service.composition.root_failures import RootFailure, RootFailures, reason_of
 from telemetry.facts.clock import Clock, utc_stamp
+from telemetry.journal.in_use import in_use, is_in_use, writer_name
 from telemetry.metrics.catalog import recording as catalog
 from telemetry.metrics.metric import Metric
 
@@ -83,6 +84,7 @@ class ReportWorker:
         self._healthy_since_ns: int | None = None
         self._not_before_ns: int | None = None
         self._numbers = 0
+        self._writer = writer_name()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="phasescope-reports", daemon=True)
 
@@ -143,21 +145,25 @@ class ReportWorker:
         self._not_before_ns = self._clock.now_ns() + self._interval_ns
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._numbers += 1
-        name = f"{utc_stamp()}-{os.getpid()}-{self._numbers:04d}-{found.name}"
+        name = f"{utc_stamp()}-{self._writer}-{self._numbers:04d}-{found.name}"
         partial = self._folder / f"{name}{_PARTIAL}"
         partial.mkdir(mode=0o700)
         try:
-            _write_private(partial / DUMP, b"".join(self._frames()))
-            both = f"--- at the verdict ---\n\n{found.stacks}\n--- with the dump ---\n\n"
-            _write_private(partial / STACKS, (both + self._stacks()).encode())
-            self._report(partial)
-            partial.rename(self._folder / name)
+            with in_use(partial):
+                self._fill(partial, found)
+                partial.rename(self._folder / name)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self.written += 1
         log.warning("incident (%s): %s", found.name, self._folder / name)
         self._prune()
+
+    def _fill(self, folder: Path, found: _Found) -> None:
+        _write_private(folder / DUMP, b"".join(self._frames()))
+        both = f"--- at the verdict ---\n\n{found.stacks}\n--- with the dump ---\n\n"
+        _write_private(folder / STACKS, (both + self._stacks()).encode())
+        self._report(folder)
 
     def _report(self, folder: Path) -> None:
         """Without a report the folder still has the stacks and the dump."""
@@ -179,10 +185,9 @@ class ReportWorker:
 
     def _prune(self) -> None:
         """Remove the oldest folders beyond the number kept, and what a killed server left."""
-        mine = f"-{os.getpid()}-"
         folders = sorted(path for path in self._folder.iterdir() if (path / DUMP).exists())
         whole = [path for path in folders if path.suffix != _PARTIAL]
-        left = [path for path in folders if path.suffix == _PARTIAL and mine not in path.name]
+        left = [path for path in folders if path.suffix == _PARTIAL and not is_in_use(path)]
         for old in [*whole[: -self._kept], *left]:
             shutil.rmtree(old, ignore_errors=True)
 

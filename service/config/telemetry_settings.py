@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -237,6 +239,21 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--report-dir needs the flight recorder: --journal-memory is 0")
         if self.journal_bytes and self.journal_bytes < _LEAST_RECORD_BYTES:
             raise ConfigError("--journal-memory must be 0 (off) or at least 1MiB")
+        if self.journal_dir is not None:
+            same = Path(self.journal_dir).resolve() == self.dump_folder.resolve()
+            if same and self.journal_bytes:
+                raise ConfigError(
+                    f"--journal-dir {self.journal_dir}: dumps go there too, and each would remove "
+                    "the files of the other: give two folders (--journal-dir, --dump-dir)"
+                )
+
+    @property
+    def dump_folder(self) -> Path:
+        """Where dumps go; by default below `$XDG_CACHE_HOME`, or ~/.cache."""
+        if self.dump_dir is not None:
+            return Path(self.dump_dir)
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return Path(cache) / "phasescope" / "dumps"
 
 
 class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,10 +84,12 @@ class EngineDied(_Fact, frozen=True):
 
 
 class ExportFailed(_Fact, frozen=True):
-    """An attempt to send spans failed; `error` is one line."""
+    """An attempt to send spans failed; `error` is one line. There is at most one such fact a
+    second; `attempts` are those that failed since the one before."""
 
     at_ns: int
     error: str
+    attempts: int = 1
 
 
 class StallDetected(_Fact, frozen=True):
@@ -173,9 +175,14 @@ class RequestAccepted(_Fact, frozen=True):
     read_ns: int | None = None
     gateway: int = 0
 
+    @property
+    def known_ns(self) -> int:
+        """When the gateway knew of the request; where that is not recorded, when it arrived."""
+        return self.at_ns if self.read_ns is None else self.read_ns
+
     def was_read_before(self, at_ns: int) -> bool:
         """Whether the gateway had read the request before `at_ns`."""
-        return (self.at_ns if self.read_ns is None else self.read_ns) < at_ns
+        return self.known_ns < at_ns
 
 
 class RequestParsed(_Fact, frozen=True):
@@ -313,7 +320,13 @@ Fact = (
 
 
 def fact_ns(fact: Fact) -> int:
-    """The stamp at which a fact became true; facts are ordered by it."""
+    """The stamp at which a fact became true."""
     if isinstance(fact, StepRecorded):
         return fact.committed_ns
     return fact.at_ns
+
+
+def order_ns(fact: Fact) -> int:
+    """Facts are ordered by this stamp: when they became true, and a request when the gateway knew
+    of it. It may have arrived before the end of another request with its id."""
+    return fact.known_ns if isinstance(fact, RequestAccepted) else fact_ns(fact)

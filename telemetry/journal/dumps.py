@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from telemetry.facts.clock import Clock, utc_stamp
+from telemetry.journal.in_use import in_use, is_in_use, writer_name
 from telemetry.journal.journal_reader import SUFFIX
 
 KEPT = 16
@@ -67,7 +68,7 @@ class Dumps:
         self,
         folder: Path,
         clock: Clock,
-        frames: Callable[[str], list[bytes]],
+        frames: Callable[[str], Iterable[bytes]],
         kept: int = KEPT,
     ) -> None:
         self.written: Counter[DumpReason] = Counter()
@@ -80,6 +81,7 @@ class Dumps:
         self._kept = kept
         self._last_ns: dict[DumpReason, int] = {}
         self._numbers = 0
+        self._writer = writer_name()
 
     def write(self, reason: DumpReason, requested_ns: int) -> Dump:
         """Write a dump. Raises DumpRefused if it is too soon after the last one for that reason,
@@ -109,16 +111,17 @@ class Dumps:
     def _write(self, reason: DumpReason) -> tuple[Path, int]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._numbers += 1
-        name = f"{utc_stamp()}-{os.getpid()}-{self._numbers:04d}-{reason.value}{SUFFIX}"
+        name = f"{utc_stamp()}-{self._writer}-{self._numbers:04d}-{reason.value}{SUFFIX}"
         path, partial = self._folder / name, self._folder / f"{name}{_PARTIAL}"
         size_bytes = 0
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with os.fdopen(fd, "wb") as file:
+            with os.fdopen(fd, "wb") as file, in_use(partial):
                 for frame in self._frames(reason.value):
                     file.write(frame)
                     size_bytes += len(frame)
-            partial.rename(path)
+                file.flush()
+                partial.rename(path)
         except BaseException:
             _remove(partial)
             raise
@@ -127,7 +130,7 @@ class Dumps:
     def _prune(self) -> None:
         """Delete the oldest dumps beyond the number kept, and partial files of killed writers."""
         for partial in self._folder.glob(f"*{SUFFIX}{_PARTIAL}"):
-            if not _is_alive(partial.name.split("-")[1]):
+            if not is_in_use(partial):
                 _remove(partial)
         for old in sorted(self._folder.glob(f"*{SUFFIX}"))[: -self._kept]:
             _remove(old)
@@ -136,13 +139,3 @@ class Dumps:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except OSError:
-        return True
-    return True

@@ -188,6 +188,8 @@ class FlightRecorder:
                 self._take_dump(request)
 
     def _take_dump(self, request: _DumpRequest) -> None:
+        if not request.result.set_running_or_notify_cancel():
+            return  # the client that asked for it has left
         try:
             dump = self._dumps.write(request.reason, request.requested_ns)
         except DumpRefused as error:

@@ -24,6 +24,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
@@ -34,6 +35,9 @@ from telemetry.requests.slo_policy import SloPolicy
 MAGIC = b"phasescope journal\n"
 FORMAT = 1
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+MAX_ITEMS = 65_536
+"""Facts of a piece, and arrays of carried facts: more than are ever written. An empty array is one
+byte in a file and many in memory."""
 FRAME = struct.Struct("<4sII")
 PIECE = struct.Struct("<IIqq")
 LEVEL = 2  # as fast as 1 on these pieces, and 7 % smaller
@@ -63,7 +67,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     pid: int
     at_ns: int
-    anchors: tuple[WallAnchor, ...]
+    anchors: Annotated[tuple[WallAnchor, ...], msgspec.Meta(min_length=1)]
     cut_ns: int | None = None
     facts_dropped: int = 0
     facts_lost: int = 0

@@ -12,7 +12,7 @@ import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Annotated, BinaryIO, TypeVar
 
 import msgspec
 
@@ -28,9 +28,13 @@ T = TypeVar("T")
 
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _versions_decoder = msgspec.msgpack.Decoder(Versions)
-_facts_decoder = msgspec.msgpack.Decoder(list[Fact])
-_groups_decoder = msgspec.msgpack.Decoder(list[list[Fact]])
+_Facts = Annotated[list[Fact], msgspec.Meta(max_length=form.MAX_ITEMS)]
+_facts_decoder = msgspec.msgpack.Decoder(_Facts)
+_groups_decoder = msgspec.msgpack.Decoder(
+    Annotated[list[_Facts], msgspec.Meta(max_length=form.MAX_ITEMS)]
+)
 _count_decoder = msgspec.msgpack.Decoder(int)
+_UNDECODABLE = (msgspec.MsgspecError, RecursionError)  # arrays in arrays, without end
 
 
 class JournalError(Exception):
@@ -91,7 +95,7 @@ class Journal:
                         count += len(facts)
                         yield from facts
                     elif kind == Kind.DONE:
-                        _check_count(count, _count_decoder.decode(payload), path)
+                        _check_count(count, payload, path)
                         return
                 self._note(path, "its end is missing: the writer was stopped, or still writes")
             except _Truncated as cut:
@@ -152,7 +156,7 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
                 f"version {SCHEMA_VERSION}: use the phasescope that wrote it"
             )
         return _header_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _UNDECODABLE as error:
         raise JournalDamaged(f"{path}: its header cannot be read: {error}") from error
 
 
@@ -188,22 +192,35 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _decode_piece(payload: bytes, decoder: msgspec.msgpack.Decoder[T], path: Path) -> T:
-    _, raw_bytes, _, _ = PIECE.unpack_from(payload)
-    if raw_bytes > form.MAX_PAYLOAD_BYTES:
-        raise JournalDamaged(f"{path}: a piece of {raw_bytes} bytes is larger than any written")
+    """What was packed. The file may come from anywhere: its bytes bound what is unpacked, and the
+    lengths of arrays what is made of that."""
     try:
-        unpacker = zlib.decompressobj()
-        raw = unpacker.decompress(payload[PIECE.size :], raw_bytes)
-    except zlib.error as error:
-        raise JournalDamaged(f"{path}: a piece cannot be unpacked: {error}") from error
-    try:
-        return decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+        return decoder.decode(_unpacked(payload, path))
+    except _UNDECODABLE as error:
         raise UnknownVersion(
             f"{path}: a fact is not known to this phasescope ({error}): use the one that wrote it"
         ) from error
 
 
-def _check_count(count: int, expected: int, path: Path) -> None:
+def _unpacked(payload: bytes, path: Path) -> bytes:
+    if len(payload) < PIECE.size:
+        raise JournalDamaged(f"{path}: a piece of {len(payload)} bytes has no header")
+    _, raw_bytes, _, _ = PIECE.unpack_from(payload)
+    if not 0 < raw_bytes <= form.MAX_PAYLOAD_BYTES:
+        raise JournalDamaged(f"{path}: no piece is written of {raw_bytes} bytes")
+    try:
+        raw = zlib.decompressobj().decompress(payload[PIECE.size :], raw_bytes)
+    except zlib.error as error:
+        raise JournalDamaged(f"{path}: a piece cannot be unpacked: {error}") from error
+    if len(raw) != raw_bytes:
+        raise JournalDamaged(f"{path}: a piece has {len(raw)} bytes, not {raw_bytes}")
+    return raw
+
+
+def _check_count(count: int, payload: bytes, path: Path) -> None:
+    try:
+        expected = _count_decoder.decode(payload)
+    except _UNDECODABLE as error:
+        raise JournalDamaged(f"{path}: its number of facts cannot be read: {error}") from error
     if count != expected:
         raise JournalDamaged(f"{path}: {count} facts where {expected} were written")

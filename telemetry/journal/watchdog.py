@@ -26,11 +26,15 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvLost, KvReserved
+from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, StallDetected
 
 _IN_FLIGHT_NS = 1_000_000_000
 _STEPS = 128
 _LONG_STEPS = 3
+
+_GRAMMAR, _ADAPTER = WaitReason.GRAMMAR, WaitReason.ADAPTER
+_PAUSE, _KV = WaitReason.CLIENT_PAUSE, WaitReason.REMOTE_KV
 
 
 class StallWatchdog:
@@ -47,8 +51,7 @@ class StallWatchdog:
         self._last_step_id: int | None = None
         self._last_ns = 0
         self._work: dict[int, int] = {}
-        self._blocked: set[int] = set()
-        self._awaits_kv: set[int] = set()
+        self._blocked: dict[int, set[WaitReason]] = {}  # by each of these
         self._work_since_ns: int | None = None
         self._spans_ns: deque[int] = deque(maxlen=_STEPS)
         self._patience_ns = stall_ns
@@ -60,12 +63,12 @@ class StallWatchdog:
             StepRecorded: self._stepped,
             SequenceSubmitted: lambda fact: self._add(fact.seq_id, fact.at_ns),
             SequenceQueued: self._queued,
-            SequencePaused: lambda fact: self._block(fact.seq_id),
-            SequenceResumed: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
-            GrammarCompiled: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
-            KvReserved: self._kv_reserved,
-            KvAdmitted: lambda fact: self._kv_over(fact.seq_id, fact.at_ns),
-            KvLost: lambda fact: self._kv_over(fact.seq_id, fact.at_ns),
+            SequencePaused: lambda fact: self._block(fact.seq_id, _PAUSE),
+            SequenceResumed: lambda fact: self._unblock(fact.seq_id, _PAUSE, fact.at_ns),
+            GrammarCompiled: lambda fact: self._unblock(fact.seq_id, _GRAMMAR, fact.at_ns),
+            KvReserved: lambda fact: self._block(fact.seq_id, _KV),
+            KvAdmitted: lambda fact: self._unblock(fact.seq_id, _KV, fact.at_ns),
+            KvLost: lambda fact: self._unblock(fact.seq_id, _KV, fact.at_ns),
             AdapterLoaded: self._adapter_loaded,
             AdapterEvicted: self._adapter_evicted,
             SequenceEnded: lambda fact: self._remove(fact.seq_id),
@@ -120,7 +123,6 @@ class StallWatchdog:
         self._pid = None
         self._work.clear()
         self._blocked.clear()
-        self._awaits_kv.clear()
 
     def _stepped(self, fact: StepRecorded) -> None:
         self._last_step_id, self._last_ns = fact.step_id, fact.committed_ns
@@ -137,7 +139,6 @@ class StallWatchdog:
         for seq_id in [s for s, since_ns in self._work.items() if since_ns < edge_ns]:
             del self._work[seq_id]
         self._blocked.clear()
-        self._awaits_kv.clear()
 
     def _listed(self, fact: SequencesListed) -> None:
         for seq_id in fact.over([*self._work, *self._blocked]):
@@ -149,44 +150,41 @@ class StallWatchdog:
         return len(self._work) + len(self._blocked)
 
     def _queued(self, fact: SequenceQueued) -> None:
-        if fact.constrained or fact.awaits_adapter:
-            self._block(fact.seq_id)
-        else:
-            self._work.setdefault(fact.seq_id, fact.at_ns)
+        if fact.constrained:
+            self._block(fact.seq_id, _GRAMMAR)
+        if fact.awaits_adapter:
+            self._block(fact.seq_id, _ADAPTER)
+        self._add(fact.seq_id, fact.at_ns)
 
     def _add(self, seq_id: int, at_ns: int) -> None:
         if seq_id not in self._blocked:
             self._work.setdefault(seq_id, at_ns)
 
-    def _block(self, seq_id: int) -> None:
+    def _block(self, seq_id: int, reason: WaitReason) -> None:
         self._work.pop(seq_id, None)
-        self._blocked.add(seq_id)
+        self._blocked.setdefault(seq_id, set()).add(reason)
 
-    def _unblock(self, seq_id: int, at_ns: int) -> None:
-        if seq_id in self._blocked and seq_id not in self._awaits_kv:
-            self._blocked.discard(seq_id)
+    def _unblock(self, seq_id: int, reason: WaitReason, at_ns: int) -> None:
+        """The reason is gone. The sequence is work again if it was the last."""
+        reasons = self._blocked.get(seq_id)
+        if reasons is None:
+            return
+        reasons.discard(reason)
+        if not reasons:
+            del self._blocked[seq_id]
             self._work[seq_id] = at_ns
-
-    def _kv_reserved(self, fact: KvReserved) -> None:
-        self._awaits_kv.add(fact.seq_id)
-        self._block(fact.seq_id)
-
-    def _kv_over(self, seq_id: int, at_ns: int) -> None:
-        self._awaits_kv.discard(seq_id)
-        self._unblock(seq_id, at_ns)
 
     def _adapter_loaded(self, fact: AdapterLoaded) -> None:
         for seq_id in fact.seq_ids:
-            self._unblock(seq_id, fact.at_ns)
+            self._unblock(seq_id, _ADAPTER, fact.at_ns)
 
     def _adapter_evicted(self, fact: AdapterEvicted) -> None:
         for seq_id in fact.seq_ids:
-            self._block(seq_id)
+            self._block(seq_id, _ADAPTER)
 
     def _remove(self, seq_id: int) -> None:
         self._work.pop(seq_id, None)
-        self._blocked.discard(seq_id)
-        self._awaits_kv.discard(seq_id)
+        self._blocked.pop(seq_id, None)
 
 
 def process_state(pid: int) -> str | None:

@@ -19,7 +19,7 @@ from typing import Protocol
 from telemetry.facts.clock import Clock, sleep_ns
 from telemetry.facts.engine_records import RecordingSet, StepRecorded
 from telemetry.facts.recorder import Lane
-from telemetry.facts.records import Fact, fact_ns
+from telemetry.facts.records import Fact, order_ns
 from telemetry.pump.fair_lock import FairLock
 from telemetry.pump.isolation import Guarded, Isolation, part_name
 
@@ -158,7 +158,7 @@ class Pump:
         facts = [fact for lane in self._lanes for fact in lane.drain()]
         if not self.recording:
             facts = [fact for fact in facts if isinstance(fact, RecordingSet)]
-        facts.sort(key=fact_ns)
+        facts.sort(key=order_ns)
         self._pending.extend(facts)
         self._drains += 1
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
+from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import WorkloadClass, workload_class
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import RequestTimeline
@@ -50,4 +52,14 @@ def timeline_of(request: LiveRequest, ended: RequestEnded) -> RequestTimeline:
         workload=request.workload or classified(request),
         tool_calls=request.tool_calls,
         tool_results=request.tool_results,
+    )
+
+
+def lost_end(request: LiveRequest, at_ns: int) -> RequestEnded:
+    """The end of a request whose terminal fact was lost; at `at_ns` that is known."""
+    return assumed_end(
+        request.accepted.request_id,
+        max(at_ns, request.accepted.at_ns),
+        EndReason.END_LOST,
+        error_type=EndReason.END_LOST.value,
     )

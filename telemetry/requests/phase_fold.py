@@ -59,10 +59,9 @@ from telemetry.facts.records import (
 )
 from telemetry.facts.tool_records import ToolCallsMade, ToolResultsReturned
 from telemetry.pump.isolation import Isolation, guarded
-from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource
-from telemetry.requests.live_request import LiveRequest, classified, timeline_of
+from telemetry.requests.live_request import LiveRequest, classified, lost_end, timeline_of
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.sequence_fold import SequenceFold
@@ -188,9 +187,11 @@ class PhaseFold:
                 pass  # facts of the engine or the machine: of no request
 
     def _accept(self, fact: RequestAccepted) -> None:
-        """A client may reuse an id before the engine has ended the old request."""
+        """A client may reuse an id before the engine has ended the old request. Where the old one
+        has no terminal fact, that was lost: two requests never have one id at once."""
         old = self._requests.get(fact.request_id)
-        if old is not None and old.ended is not None:
+        if old is not None:
+            old.ended = old.ended or lost_end(old, fact.known_ns)
             self._emit(fact.request_id, old)
         self._requests[fact.request_id] = LiveRequest(fact)
 
@@ -277,14 +278,7 @@ class PhaseFold:
         for request_id, request in list(self._requests.items()):
             is_over = request_id not in live and request.accepted.was_read_before(listed.at_ns)
             if is_over and request.ended is None:
-                self._request_fact(
-                    assumed_end(
-                        request.accepted.request_id,
-                        listed.at_ns,
-                        EndReason.END_LOST,
-                        error_type=EndReason.END_LOST.value,
-                    )
-                )
+                self._request_fact(lost_end(request, listed.at_ns))
 
     def _note_gap(self) -> None:
         """Facts were lost: requests that are live now are not measured."""
@@ -313,7 +307,7 @@ class PhaseFold:
 
     def _emit(self, request_id: str, request: LiveRequest) -> None:
         del self._requests[request_id]
-        del self._ending[request_id]
+        self._ending.pop(request_id, None)
         assert request.ended is not None
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)

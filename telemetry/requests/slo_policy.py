@@ -13,6 +13,7 @@ A file is TOML or JSON:
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -32,9 +33,9 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    ttft_ns: int
-    itl_ns: int
-    objective: float = 0.99
+    ttft_ns: Annotated[int, msgspec.Meta(ge=0)]
+    itl_ns: Annotated[int, msgspec.Meta(ge=0)]
+    objective: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.99
 
 
 class SloPolicy(msgspec.Struct, frozen=True):
@@ -42,6 +43,10 @@ class SloPolicy(msgspec.Struct, frozen=True):
 
     classes: dict[str, SloClass]
     default: str
+
+    def __post_init__(self) -> None:
+        if self.default not in self.classes:
+            raise ValueError("the default is none of the classes")
 
     def of(self, name: str) -> SloClass:
         """The class of that name, or the default."""

@@ -41,6 +41,7 @@ CHUNK_SPANS = 32
 _DEFER_NS = 2_000_000_000
 _TICK_S = 0.5
 _ANCHOR_EVERY_NS = 10_000_000_000
+_RECORD_EVERY_NS = 1_000_000_000
 _FLUSH_S = 1.2
 _CLOSE_S = 0.3
 _JOIN_S = 0.2
@@ -51,7 +52,7 @@ class SpanExporterThread:
     stalls name a culprit that is not decided on is postponed, for a bounded time.
 
     `on_timeline` is called by one thread, everything else by any. `kept` holds the traces that an
-    exemplar may point to. `lane` gets a fact for each export that failed.
+    exemplar may point to. `lane` gets facts of exports that failed.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class SpanExporterThread:
         self._in_flight = TracesInFlight()
         self._abandoned = False
         self._anchor = read_wall_anchor()
+        self._recorded_ns: int | None = None  # the last fact of a failure
+        self._unrecorded = 0  # failures since then
         self._thread = threading.Thread(target=self._run, name="phasescope-otlp", daemon=True)
 
     def start(self) -> None:
@@ -266,7 +269,15 @@ class SpanExporterThread:
             stats.busy_ns = thread_cpu_ns()
             stats.last_error = answer.error or stats.last_error
         if answer.error is not None:
-            self.lane.append(ExportFailed(at_ns=self._clock.now_ns(), error=answer.error))
+            self._record_failed(answer.error)
+
+    def _record_failed(self, error: str) -> None:
+        """At most one fact a second: a receiver that refuses at once must not fill the journal."""
+        now_ns = self._clock.now_ns()
+        self._unrecorded += 1
+        if self._recorded_ns is None or now_ns - self._recorded_ns >= _RECORD_EVERY_NS:
+            self.lane.append(ExportFailed(now_ns, error, self._unrecorded))
+            self._recorded_ns, self._unrecorded = now_ns, 0
 
     def _delivered(self, spans: int, answer: Answer) -> None:
         stats, now_ns = self._stats, self._clock.now_ns()

@@ -26,8 +26,8 @@ log = logging.getLogger("phasescope.otlp")
 class RetryPolicy:
     """Retries of a chunk. An attempt of the exporter takes at most `attempt_s`; None: what
     OTEL_EXPORTER_OTLP_TIMEOUT says, else ten seconds. Waits begin at `first_s` and double up to
-    `longest_s`; a wait that the receiver asks for is at most `longest_asked_s`. A chunk is given up
-    when the next attempt would begin more than `give_up_s` after the first."""
+    `longest_s`; a longer one that the receiver asks for is at most `longest_asked_s`. A chunk is
+    given up when the next attempt would begin more than `give_up_s` after the first."""
 
     attempt_s: float | None = None
     first_s: float = 0.5
@@ -122,8 +122,7 @@ class Delivery:
         return answer
 
     def _pause_s(self, answer: Answer, wait_s: float) -> float:
-        """The wait that the receiver asks for, or ours plus or minus a fifth, so that a fleet does
-        not retry all at once."""
-        if answer.retry_after_s is not None:
-            return min(answer.retry_after_s, self._retry.longest_asked_s)
-        return wait_s * (0.8 + secrets.randbelow(401) / 1000)
+        """Ours plus or minus a fifth, so that a fleet does not retry all at once, or the wait that
+        the receiver asks for if that is longer: one that asks for none gets no flood."""
+        ours_s = wait_s * (0.8 + secrets.randbelow(401) / 1000)
+        return max(ours_s, min(answer.retry_after_s or 0.0, self._retry.longest_asked_s))

@@ -270,6 +270,19 @@ def test_an_error_of_contradicting_values_names_their_sources(tmp_path: Path) ->
     assert "--max-num-seqs is from hardware Big GPU" in str(caught.value)
 
 
+def test_the_journal_and_dumps_are_not_written_to_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removes the oldest files of its folder, whoever wrote them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = str(tmp_path / "phasescope" / "dumps")
+    same = ("--journal-dir", folder, "--dump-dir", f"{folder}/../dumps/")
+    for words in (same, same[:2]):
+        with pytest.raises(ConfigError, match=r"give two folders .*--dump-dir"):
+            resolved(words).config(MODEL)
+    resolved(("--journal-dir", folder, "--dump-dir", str(tmp_path))).config(MODEL)
+
+
 @pytest.mark.parametrize("name", ["api_key", "debug_key"])
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_key_does_not_open_the_server(name: str, text: str) -> None:

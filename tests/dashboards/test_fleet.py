@@ -16,7 +16,7 @@ from dashboards.fleet.poll import Poller
 from dashboards.fleet.read import read_fleet
 from dashboards.fleet.screen import screen
 from dashboards.fleet.text import lines
-from dashboards.monitor.client import Client
+from dashboards.monitor.client import Client, is_server
 from diagnosis.fleet.view import FleetDiagnosis, diagnose_fleet
 from diagnosis.symptoms import Symptom
 from service.cli.main import main
@@ -168,6 +168,29 @@ def test_top_and_diagnose_take_several_servers_and_dumps(
     assert live["itl"]["count"] == dumped["itl"]["count"]
     assert live["version"]
     assert unread["state"] == "no answer"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_one"),
+    [
+        ("http://gpu1", True), ("https://gpu1/x", True), ("gpu1:8000", True), ("[::1]:80", True),
+        ("10.0.0.1:8000", True), ("dump.journal", False), ("dumps/of:8000", False),
+        ("today", False), ("./gpu1:8000", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_server_is_a_url_or_a_host_with_its_port(source: str, is_one: bool) -> None:
+    assert is_server(source) is is_one
+
+
+def test_a_name_that_is_no_file_is_sent_no_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistyped name is not looked up as a host."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["today.journal"], ["today.journal", "dumps"]):
+        assert main(["diagnose", *words, "--debug-key", "secret"]) == 1
+        said = capsys.readouterr()
+        assert "today.journal: No such file" in said.out + said.err
 
 
 def test_what_is_for_one_server_is_refused_for_several(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,6 +242,8 @@ def test_a_saved_baseline_is_read_back_unchanged(tmp_path: Path) -> None:
         read_baseline(tmp_path / "wrong.json")
     with pytest.raises(BaselineError, match="No such file"):
         read_baseline(tmp_path / "absent.json")
+    with pytest.raises(BaselineError, match="No such file"):
+        save_baseline(baseline, tmp_path / "absent" / "baseline.json")
 
 
 def test_a_configuration_that_is_bad_from_the_start_is_found_only_with_a_baseline() -> None:

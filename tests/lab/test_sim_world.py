@@ -120,6 +120,14 @@ def test_the_drill_command_runs_a_trace_file_and_writes_its_journal(
     assert out.stat().st_size > 1000
 
 
+def test_a_journal_that_cannot_be_written_is_one_line_of_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "absent" / "journal"
+    assert main(["drill", "--sim", "poisson", "--journal", str(out)]) == 1
+    assert capsys.readouterr().err.endswith(f"phasescope: {out}: No such file or directory\n")
+
+
 def test_a_wrong_trace_and_an_unknown_scenario_are_one_line_of_error(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"at_ms": 0, "prompt_tokens": 9000, "max_tokens": 1}\n')

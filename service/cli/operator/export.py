@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from service.cli.diagnose_settings import policy_from
 from service.cli.operator.ticker import Ticker
+from service.cli.say import complain, say
 from service.cli.source import add_source
 from telemetry.facts.clock import MonotonicClock
 
@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
             done = export(journal, args.out, policy, progress=ticker)
             note = journal.truncated
     except (JournalError, Unreachable, ExtraMissing) as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except OSError as error:
-        print(f"phasescope: {args.out}: {error.strerror or error}", file=sys.stderr)
+        complain(f"{args.out}: {error.strerror or error}")
         return 1
     if note is not None:
-        print(f"phasescope: {note}", file=sys.stderr)
+        complain(note)
     rows = ", ".join(f"{name} {count} rows" for name, count in done.rows.items())
     live = f"; {done.in_flight} requests were in flight and are left out" if done.in_flight else ""
-    print(f"{args.out}: {rows}{live}")
+    say(f"{args.out}: {rows}{live}")
     return 0

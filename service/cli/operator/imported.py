@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.cli.operator.ticker import Ticker
+from service.cli.say import complain, say
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock, sleep_ns
 
@@ -55,12 +55,12 @@ def run_imported(args: argparse.Namespace) -> int:
     try:
         found = _diagnosed(args)
     except NotImportable as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return _UNREAD
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        print("\n".join(lines_of(found)))
+        say(*lines_of(found))
     return 0
 
 

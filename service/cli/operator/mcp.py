@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
+from service.cli.say import complain
 from service.cli.source import DEFAULT_URL
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         serve_stdio(tools)
     except ExtraMissing as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from service.cli.say import say
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
 
@@ -44,25 +45,25 @@ def replay_fleet(args: argparse.Namespace, journal: Journal) -> int:
 
 def print_identity(identity: FleetIdentity) -> None:
     if identity.holds:
-        print(f"all {identity.choices} choices of an engine were made again")
+        say(f"all {identity.choices} choices of an engine were made again")
     else:
-        print(f"{identity.differing} of {identity.choices} choices came out otherwise")
+        say(f"{identity.differing} of {identity.choices} choices came out otherwise")
 
 
 def print_report(report: FleetReport) -> None:
     from service.cli.replay import print_classes
 
-    print(f"{report.requests} requests to {report.engines} engines")
+    say(f"{report.requests} requests to {report.engines} engines")
     if report.identity is not None:
         print_identity(report.identity)
     else:
-        print(f"choices not made again: {report.not_compared}")
-    print(f"simulated at {report.speed:.0f} times real time")
+        say(f"choices not made again: {report.not_compared}")
+    say(f"simulated at {report.speed:.0f} times real time")
     columns = {"recorded": report.recorded, "replayed": report.replayed}
     if report.changed is not None:
         columns[" ".join(report.changes)] = report.changed
     for name, run in columns.items():
-        print(f"{name}: {_sent(run)}")
+        say(f"{name}: {_sent(run)}")
     print_classes({name: run.outcomes for name, run in columns.items()})
 
 

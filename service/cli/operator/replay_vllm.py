@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from service.cli.say import say
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
 
@@ -51,34 +52,34 @@ def print_identities(identities: list[Identity]) -> None:
 
     for number, one in enumerate(identities, 1):
         decided, same = sum(one.decisions.values()), sum(one.same.values())
-        print(
+        say(
             f"engine {number}: {one.steps} steps, {same} of {decided} decisions of vLLM's "
             f"scheduler are the same ({100 * one.share:.2f} %)"
         )
         kinds = (f"{kind} {one.same.get(kind, 0)}/{count}" for kind, count in one.decisions.items())
-        print(f"  {', '.join(kinds)}")
+        say(f"  {', '.join(kinds)}")
         for cause, count in one.causes.items():
-            print(f"  {count} differ, {cause}: {Cause(cause).meaning}")
+            say(f"  {count} differ, {cause}: {Cause(cause).meaning}")
         for difference in one.differences:
-            print(f"    {difference}")
+            say(f"    {difference}")
 
 
 def print_report(report: VllmReplayReport) -> None:
     from service.cli.replay import print_classes
 
-    print(f"scheduler: {report.scheduler} of vLLM {report.version}")
+    say(f"scheduler: {report.scheduler} of vLLM {report.version}")
     if report.version != report.recorded_version:
-        print(f"  recorded with vLLM {report.recorded_version}: its scheduler may have differed")
+        say(f"  recorded with vLLM {report.recorded_version}: its scheduler may have differed")
     if report.identities is not None:
         print_identities(report.identities)
     else:
-        print(f"decisions not compared: {report.not_compared}")
-    print(
+        say(f"decisions not compared: {report.not_compared}")
+    say(
         f"durations: fitted to {report.cost.turns} iterations, error "
         f"{100 * report.cost.mean_error:.1f} % on average, noise {report.noise.value}"
     )
     columns = {"recorded": report.recorded, "replayed": report.replayed}
     if report.changed is not None:
         columns[" ".join(report.changes)] = report.changed
-    print("preemptions: " + ", ".join(f"{name} {one.preemptions}" for name, one in columns.items()))
+    say("preemptions: " + ", ".join(f"{name} {one.preemptions}" for name, one in columns.items()))
     print_classes({name: one.outcomes for name, one in columns.items()})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.cli.diagnose_settings import policy_from
 from service.cli.operator.ticker import Ticker
+from service.cli.say import complain, say
 from service.cli.source import add_source
 from telemetry.facts.clock import MonotonicClock, unix_seconds, utc_text
 
@@ -63,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         incident, helped = _read(args)
     except (JournalError, Unreachable, BaselineError) as error:
-        print(f"phasescope: {error}", file=sys.stderr)
+        complain(error)
         return 1
     try:
         args.output.write_text(report_page(incident, helped, _about()), encoding="utf-8")
     except OSError as error:
-        print(f"phasescope: {args.output}: {error.strerror}", file=sys.stderr)
+        complain(f"{args.output}: {error.strerror}")
         return 1
     top = incident.top
-    print(
+    say(
         f"{args.output}: {incident.verdict if top is None else top.symptom.value}, "
         f"{incident.hit} of {incident.requests} requests hit"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from service.composition.report_worker import (
 )
 from service.composition.thread_stacks import both_stacks, gateway_stacks
 from telemetry.facts.clock import ManualClock
+from telemetry.journal.in_use import in_use, is_in_use
 from tests.support.worlds.twin_cases import SECOND
 
 HEALTHY = Diagnosis((), 0, 0, True)
@@ -49,6 +51,7 @@ class World:
         self, folder: Path, program: str = WRITER, kept: int = 8, limit_s: float = 30
     ) -> None:
         self.clock, self.said, self.asked = ManualClock(SECOND), HEALTHY, 0
+        self.were_in_use: list[bool] = []  # unfinished folders, whenever stacks were asked for
         self.folder = folder / "incidents"
         self.worker = ReportWorker(
             self.clock, lambda: self.said, lambda: [b"a journal"], self._stacks,
@@ -58,6 +61,7 @@ class World:
 
     def _stacks(self) -> str:
         self.asked += 1
+        self.were_in_use += map(is_in_use, self.folder.glob("*.partial"))
         return f"stacks {self.asked}"
 
     def look(self, said: Diagnosis, after_ns: int = SETTLE_NS) -> None:
@@ -146,8 +150,9 @@ def test_what_comes_too_soon_waits_and_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_the_oldest_folders_go_and_what_a_killed_server_left(tmp_path: Path) -> None:
+    """In a container the one that was killed had the same process id."""
     world = World(tmp_path, kept=2)
-    left = world.folder / "20000101T000000Z-1-0001-host_stall.partial"
+    left = world.folder / f"20000101T000000Z-{os.getpid()}-0001-host_stall.partial"
     others = world.folder / "notes"
     for folder in (left, others):
         folder.mkdir(parents=True)
@@ -162,6 +167,30 @@ def test_the_oldest_folders_go_and_what_a_killed_server_left(tmp_path: Path) -> 
     assert "notes" in names
     assert left.name not in names
     assert len(names) == 3
+
+
+def test_a_folder_that_another_server_writes_stays(tmp_path: Path) -> None:
+    """Two servers may have one folder for their reports."""
+    world = World(tmp_path)
+    theirs = world.folder / "20000101T000000Z-1-0001-host_stall.partial"
+    theirs.mkdir(parents=True)
+    (theirs / DUMP).write_bytes(b"")
+    with in_use(theirs):
+        world.incident(OVERLOAD)
+        assert theirs.exists()
+    world.look(HEALTHY)
+    world.look(HEALTHY, 40 * SECOND)
+    world.clock.advance(MINUTE_NS)
+    world.incident(OVERLOAD)
+
+    assert world.names() == ["queue_overload", "queue_overload"]
+
+
+def test_a_folder_is_in_use_while_its_report_is_made(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.incident(OVERLOAD)
+
+    assert world.were_in_use == [True]
 
 
 @pytest.mark.parametrize(

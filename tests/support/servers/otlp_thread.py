@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from telemetry.facts.clock import MonotonicClock, WallAnchor
+from telemetry.facts.clock import Clock, MonotonicClock, WallAnchor
 from telemetry.facts.traceparent import new_span_id
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_config import service_resource, wire_settings
@@ -36,13 +36,14 @@ def exporting(
     sampler: TailSampler | None = None,
     builder: SpanBuilder | None = None,
     capacity: int = 2048,
+    clock: Clock | None = None,
 ) -> Iterator[SpanExporterThread]:
     """A running exporter; shut down at the end, which must come before a hang is over."""
     thread = SpanExporterThread(
         Exporter(wire_settings(endpoint, WIRES[protocol]), retry.attempt_s),
         builder or SpanBuilder(service_resource("svc"), new_span_id),
         sampler or TailSampler(),
-        MonotonicClock(),
+        clock or MonotonicClock(),
         endpoint,
         retry,
         capacity,

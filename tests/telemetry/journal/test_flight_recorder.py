@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.records import EngineDied
 from telemetry.journal.dumps import LEAST_INTERVAL_NS, DumpReason, DumpRefused, Dumps
+from telemetry.journal.in_use import in_use, is_in_use
 from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.journal_reader import open_journal, read_journal
 from tests.support.servers.recording import SECOND, Recording
@@ -83,15 +85,35 @@ def test_an_unwritable_folder_loses_the_dump_and_nothing_else(tmp_path: Path) ->
 def test_files_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
     tmp_path: Path,
 ) -> None:
+    """Whatever their process ids: in containers those of a writer that was killed, of another
+    server, and our own may be the same."""
     dead, live = (
         tmp_path / f"20260101T000000Z-{pid}-0001-stall.journal.partial"
-        for pid in (2**22 + 1, os.getppid())
+        for pid in (os.getpid(), 2**22 + 1)
     )
     for partial in (dead, live):
         partial.write_bytes(b"half")
+    with in_use(live):
+        Recording(tmp_path).dump()
+        assert (dead.exists(), live.exists()) == (False, True)
     Recording(tmp_path).dump()
 
-    assert (dead.exists(), live.exists()) == (False, True)
+    assert not live.exists()
+
+
+def test_a_dump_is_in_use_until_it_has_its_name(tmp_path: Path) -> None:
+    """Another server that cleans up the same folder leaves it alone."""
+    seen: list[bool] = []
+
+    def frames(reason: str) -> Iterator[bytes]:
+        yield b"half"
+        seen.extend(is_in_use(path) for path in tmp_path.glob("*.partial"))
+
+    dumps = Dumps(tmp_path, ManualClock(), frames)
+    path = Path(dumps.write(DumpReason.REQUEST, 0).path)
+
+    assert seen == [True]
+    assert not is_in_use(path)
 
 
 def test_a_dump_that_fails_halfway_leaves_no_file(tmp_path: Path) -> None:
@@ -152,6 +174,17 @@ def test_the_thread_writes_dumps_and_those_still_requested_at_the_end(tmp_path: 
     recording.recorder.stop()
 
     assert sorted(recording.reasons()) == ["engine_died", "request"]
+
+
+def test_a_dump_whose_client_has_left_is_not_written_and_the_others_are(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    assert recording.recorder.dump(DumpReason.REQUEST).cancel()
+    recording.recorder.request_dump(DumpReason.SIGNAL)
+    recording.recorder.request_dump(DumpReason.STALL)
+    recording.tick()
+
+    assert sorted(recording.reasons()) == ["signal", "stall"]
+    recording.dump()  # what was not written does not count for the pause between two
 
 
 # The watchdog

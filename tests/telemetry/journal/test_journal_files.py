@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -129,6 +130,69 @@ def test_a_kind_of_fact_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnknownVersion, match="a fact is not known"):
         list(read_journal(saved(tmp_path / "newer", frames)))
+
+
+# Files from anywhere
+
+
+def packed(raw: bytes, raw_bytes: int | None = None) -> bytes:
+    """The payload of a piece that says it has `raw_bytes`."""
+    said = len(raw) if raw_bytes is None else raw_bytes
+    return form.PIECE.pack(1, said, 0, 0) + zlib.compress(raw)
+
+
+EMPTIES = b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x90" * (1 << 20)
+NESTED = b"\x91" * 200_000 + b"\x90"
+NESTED_HEADER = b"\x81\xa1x" + NESTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (form.Kind.CARRIED, packed(EMPTIES)),  # a kilobyte in the file
+        (form.Kind.CARRIED, packed(NESTED)),
+        (form.Kind.CARRIED, b"short"),
+        (form.Kind.FACTS, packed(b"\x90", raw_bytes=0)),  # no limit for zlib
+        (form.Kind.FACTS, packed(b"\x90", raw_bytes=2)),
+        (form.Kind.FACTS, packed(b"\x91\x94\xacRecordingSet\x01\xc3" + NESTED)),
+        (form.Kind.FACTS, b""),
+        (form.Kind.DONE, b"\xa4many"),
+        (form.Kind.DONE, b""),
+        (form.Kind.HEAD, b""),
+        (form.Kind.HEAD, NESTED_HEADER),
+    ],
+    ids=[
+        "many empty lanes", "lanes in lanes", "a short piece", "no bytes", "fewer bytes",
+        "a nested fact", "an empty piece", "a text for a count", "no count", "no header",
+        "a nested header",
+    ],
+)  # fmt: skip
+def test_a_file_that_nobody_wrote_is_one_line_of_error(
+    tmp_path: Path, kind: form.Kind, payload: bytes
+) -> None:
+    """Its checksums are right; its contents are neither small nor what they say they are."""
+    frames = small()[0].frames("request")[:2]
+    if kind is form.Kind.HEAD:
+        frames.pop()
+    path = saved(tmp_path / "crafted", [*frames, form.frame(kind, payload)])
+
+    with pytest.raises(JournalError) as raised:
+        list(read_journal(path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("change", [{"anchors": ()}, {"slo": {"classes": {}, "default": "chat"}}])
+def test_a_header_that_no_server_writes_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """No time of day can be told without an anchor, and nothing judged without a class."""
+    frames = small()[0].frames("request")
+    header = open_journal(saved(tmp_path / "ours", frames)).header
+    altered = {**msgspec.to_builtins(header), **change}
+    frames[1] = form.frame(form.Kind.HEAD, msgspec.msgpack.encode(altered))
+
+    with pytest.raises(JournalDamaged, match="its header cannot be read"):
+        open_journal(saved(tmp_path / "crafted", frames))
 
 
 # Simulated runs

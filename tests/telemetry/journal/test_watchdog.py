@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded
 from telemetry.facts.engine_records import (
     EngineIdled,
     GrammarCompiled,
@@ -140,6 +141,34 @@ def test_a_prompt_that_another_engine_computes_is_no_work_of_this_one(came: bool
     watchdog.on_facts([over])
     assert not watchdog.is_stalled(69 * SECOND)
     assert watchdog.is_stalled(70 * SECOND)
+
+
+ADAPTER_THEN = [AdapterLoaded(90 * SECOND, 1, 3, 100, 1, (1,))]
+RESUMED_THEN = [SequenceResumed(1, 90 * SECOND, 1)]
+
+
+@pytest.mark.parametrize(
+    ("awaits_adapter", "before", "then"),
+    [
+        (True, [], ADAPTER_THEN),
+        (False, [AdapterEvicted(4 * MS, 1, 3, 100, 4, (1,))], ADAPTER_THEN),
+        (False, [SequencePaused(1, 4 * MS, 1)], RESUMED_THEN),
+    ],
+    ids=["its adapter is read", "its adapter is not placed any more", "its client pauses"],
+)
+def test_a_grammar_that_is_compiled_frees_no_sequence_that_something_else_blocks(
+    awaits_adapter: bool, before: list[Fact], then: list[Fact]
+) -> None:
+    watchdog = StallWatchdog(10 * SECOND)
+    waiting = SequenceQueued(
+        1, 3 * MS, 0, 4, 16, "", constrained=True, adapter=3, awaits_adapter=awaits_adapter
+    )
+    watchdog.on_facts([started(0), submitted(at=2), waiting, *before])
+    watchdog.on_facts([GrammarCompiled(1, 5 * MS, 1, 1, False, False)])
+    assert not watchdog.is_stalled(90 * SECOND)
+    watchdog.on_facts(then)
+    assert not watchdog.is_stalled(99 * SECOND)
+    assert watchdog.is_stalled(100 * SECOND)
 
 
 def test_a_request_that_the_engine_never_took_is_a_stall_too() -> None:

@@ -283,6 +283,15 @@ def test_a_late_fact_does_not_make_an_ended_sequence_live_again(late: Fact) -> N
     assert ledger_builder.live == 0
 
 
+def test_a_request_whose_id_is_used_again_before_its_end_is_given_out_as_lost() -> None:
+    """Two requests never have one id at once, so its end was lost."""
+    timelines, _ = timed(
+        [accepted(at=0), accepted(at=30), request_ended(at=40, reason=EndReason.INVALID)]
+    )
+    ends = [(t.accepted.at_ns // MS, t.ended.at_ns // MS, t.outcome) for t in timelines]
+    assert ends == [(0, 30, Outcome.LOST), (30, 40, Outcome.REJECTED)]
+
+
 def test_requests_read_while_the_list_is_made_stay_live() -> None:
     """Their head had come before it, and the gateway got to it after."""
     early = accepted(at=1, read_ns=20 * MS)

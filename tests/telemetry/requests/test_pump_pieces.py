@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from telemetry.facts.clock import ManualClock
+from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import read_journal
 from telemetry.pump.pump import PIECE_WEIGHT, Pump
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 from tests.support.servers.recording import Recording
-from tests.support.worlds.facts import MS, accepted, decode, queued, step
+from tests.support.worlds.facts import MS, accepted, decode, queued, request_ended, step
 
 
 class Counting:
@@ -138,6 +141,22 @@ def test_facts_of_two_lanes_are_in_order_of_time_over_all_pieces() -> None:
     stamps = [fact_ns(fact) for fact in fold.facts]
     assert stamps == sorted(stamps)
     assert stamps[1] == MS
+
+
+def test_two_requests_that_have_an_id_one_after_the_other_keep_their_own_ends() -> None:
+    """The second had arrived before the first ended, and the gateway got to it after that."""
+    pump, lane = Pump(ManualClock()), Lane()
+    timelines: list[RequestTimeline] = []
+    pump.add_lane(lane)
+    pump.add_fold("phases", PhaseFold([timelines.append]))
+    lane.append(accepted(at=0, read_ns=1 * MS))
+    lane.append(request_ended(at=20, reason=EndReason.INVALID))
+    lane.append(accepted(at=15, read_ns=25 * MS))
+    lane.append(request_ended(at=40, reason=EndReason.TIMEOUT))
+    pump.run_once()
+
+    ends = [(t.accepted.at_ns // MS, t.ended.at_ns // MS, t.ended.reason) for t in timelines]
+    assert ends == [(0, 20, EndReason.INVALID), (15, 40, EndReason.TIMEOUT)]
 
 
 def test_a_step_of_many_rows_counts_for_as_many_facts() -> None:

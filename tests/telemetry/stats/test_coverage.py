@@ -11,6 +11,16 @@ from rich.console import Console
 from dashboards.explain import Explained, render
 from lab.simulation.attached import attached
 from telemetry.facts.clock import WallAnchor
+from telemetry.facts.fleet_records import (
+    ReceivedRow,
+    RemoteAccount,
+    RemoteAccounted,
+    RemotePart,
+    SequenceSent,
+    TokensReceived,
+)
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
 from telemetry.metrics.prometheus import scalar_families, text
 from telemetry.requests.account import NotObserved
 from telemetry.requests.phases import RequestTimeline
@@ -19,6 +29,7 @@ from telemetry.stats.coverage import Coverage, CoverageFold
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.window_fold import WindowFold
 from telemetry.traces.spans import SpanBuilder
+from tests.support.worlds.facts import accepted, parsed, request_ended, submitted, tokenized
 from tests.support.worlds.ledger_world import run_fold, world_facts
 from tests.telemetry.requests.test_attached_ledger import MS, one_request
 
@@ -44,6 +55,23 @@ def test_the_share_is_of_all_time_and_of_single_requests() -> None:
     assert mixed.share.p50 == 0.0
     assert coverage_of([]).share is None
     assert coverage_of(whole).not_observed_ns == dict.fromkeys(map(str, NotObserved), 0)
+
+
+def test_a_share_is_never_more_than_all_of_a_request() -> None:
+    """A node whose clock is fast tells of more time than passed here."""
+    node_ns = 50 * MS + 5000
+    account = RemoteAccount(0, node_ns, (RemotePart("not_observed", node_ns),))
+    facts: list[Fact] = [
+        accepted(), parsed(at=0), tokenized(at=0), submitted(at=0), SequenceSent(0, 1, "n", 1),
+        TokensReceived(50 * MS, "n", (ReceivedRow(1, 1),)),
+        RemoteAccounted(50 * MS, 1, "n", 1, EndReason.MAX_TOKENS, account, 50 * MS),
+        request_ended(at=50),
+    ]  # fmt: skip
+    found = coverage_of(run_fold(facts)[0])
+
+    assert found.share is not None
+    assert found.share.of_all == found.share.p50 == found.share.p99 == 1.0
+    assert found.not_observed_ns[NotObserved.AT_NODE.value] == node_ns > found.e2e_ns
 
 
 def test_it_is_in_the_snapshot_and_among_the_metrics() -> None:

@@ -12,8 +12,10 @@ import logging
 
 import pytest
 
+from telemetry.facts.clock import ManualClock
 from telemetry.facts.records import ExportFailed
 from telemetry.traces.export_queue import QUEUE_STAMPS
+from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver, silent_port
 from tests.support.servers.otlp_thread import (
@@ -30,6 +32,10 @@ from tests.support.servers.server import eventually, free_port
 from tests.support.worlds.timelines import fresh
 
 pytestmark = pytest.mark.long
+
+
+def failures(thread: SpanExporterThread) -> list[ExportFailed]:
+    return [fact for fact in thread.lane.drain() if isinstance(fact, ExportFailed)]
 
 
 @both
@@ -61,9 +67,9 @@ def test_without_a_receiver_every_span_is_counted_as_lost(protocol: str) -> None
         assert dropped(thread.view()) == {"export_failed": 7 * TREE}
         assert thread.view().spans_exported == 0
         assert thread.view().last_error
-        facts = thread.lane.drain()
-        assert len(facts) == thread.view().attempts_failed
-        assert all(isinstance(fact, ExportFailed) and fact.error for fact in facts)
+        failed = failures(thread)
+        assert failed
+        assert all(fact.error for fact in failed)
 
 
 @both
@@ -110,6 +116,37 @@ def test_a_too_long_retry_after_is_shortened(protocol: str) -> None:
         receiver.retry_after_s, receiver.fault = 604_800.0, Fault.UNAVAILABLE
         offer(thread, 1)
         eventually(lambda: receiver.requests >= 3, "more requests")
+
+
+@both
+def test_a_receiver_that_asks_for_no_pause_gets_ours(protocol: str) -> None:
+    """A `Retry-After` of 0 is no invitation to a flood."""
+    retry = RetryPolicy(first_s=0.2, longest_s=0.2, give_up_s=0.5)
+    with (
+        OtlpReceiver(protocol) as receiver,
+        exporting(receiver.endpoint, protocol, retry) as thread,
+    ):
+        receiver.retry_after_s, receiver.fault = 0.0, Fault.UNAVAILABLE
+        offer(thread, 1)
+        assert thread.flush(20)
+
+        assert receiver.requests <= 4  # 0.2 s less a fifth fits three times into 0.5 s
+
+
+def test_many_failures_in_a_second_are_one_fact() -> None:
+    """A receiver that refuses at once must not fill the journal; every failure is counted."""
+    clock = ManualClock()
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, clock=clock) as thread:
+        receiver.fault = Fault.REFUSE
+        for _ in range(5):
+            offer(thread, 1)
+            assert thread.flush(20)
+        clock.advance(1_000_000_000)
+        offer(thread, 1)
+        assert thread.flush(20)
+
+        assert [fact.attempts for fact in failures(thread)] == [1, 5]
+        assert thread.view().attempts_failed == 6
 
 
 @both
