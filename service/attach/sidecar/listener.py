@@ -175,7 +175,8 @@ def _checked(batch: Batch) -> Batch:
     clients. Raises Refused if the id of a request is."""
     if any(len(one.request_id) > NAME_CHARACTERS for one in batch.submitted):
         raise Refused(Refusal.TOO_LARGE, "the id of a request is too long")
-    if all(len(one.name) <= NAME_CHARACTERS for one in (*batch.names, *batch.submitted)):
+    names = [one.name for one in batch.names] + [one.name for one in batch.submitted]
+    if all(len(name) <= NAME_CHARACTERS for name in names):
         return batch
     return msgspec.structs.replace(
         batch,
