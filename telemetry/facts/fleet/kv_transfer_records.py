@@ -49,6 +49,7 @@ class KvLinkEnd(StrEnum):
     WRONG_KEY = "wrong_key"
     PROTOCOL = "protocol"  # another version
     TOO_MANY = "too_many"  # connections
+    NO_RESOURCES = "no_resources"  # no descriptor, memory or thread for it
     SHUT_DOWN = "shut_down"  # by this end, which stops
 
 
