@@ -77,6 +77,7 @@ class KvExchange:
             lambda epoch, block: pool.epoch_of(block) == epoch,
             launch.listen,
             wake,
+            clock=clock,
         )
         self._desk = _Desk(self._endpoint)
         self._verifier = Verifier(verify_now(memory), wake)

@@ -17,8 +17,10 @@ from service.engine.plan import SamplingParams
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
+from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
 from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
+from telemetry.facts.clock import ManualClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 from tests.support.servers.bit_flipper import BitFlipper
 
@@ -164,6 +166,69 @@ def test_nobody_listens(two: Two) -> None:
     assert until(two.other.receive) == [PeerGone(nobody)]
     ticket = two.other.write(nobody, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
     assert until(two.other.poll) == [Written(EPOCH, ticket, False)]
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[tuple[str, int]]:
+    """An address that lets nobody in and does not say so: its queue of connections is full, and the
+    kernel drops what asks for one more."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[:2]
+
+
+def test_an_address_without_an_answer_is_not_tried_again_for_a_while() -> None:
+    clock = ManualClock()
+    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=clock)
+    with mute() as address:
+        first = endpoint.peer_at(address)
+        assert until(endpoint.receive) == [PeerGone(first)]
+        assert endpoint.take_news() == [(first.name, KvLinkEnd.UNREACHABLE)]
+        second = endpoint.peer_at(address)
+        assert second != first
+        assert endpoint.receive() == [PeerGone(second)]
+        assert endpoint.take_news() == []  # there was no connection
+    clock.advance(SILENT_ADDRESS_NS)
+    other = TcpEndpoint("other", KEY, listen=address, patience=PATIENCE)
+    endpoint.peer_at(address)
+
+    assert until(endpoint.take_news) == [("other", None)]
+    endpoint.close()
+    other.close()
+
+
+def test_an_address_that_accepts_and_proves_nothing_gives_no_answer_either() -> None:
+    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=ManualClock())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = endpoint.peer_at(server.getsockname()[:2])
+        assert until(endpoint.receive) == [PeerGone(first)]
+        second = endpoint.peer_at(server.getsockname()[:2])
+
+        assert endpoint.receive() == [PeerGone(second)]
+    endpoint.close()
+
+
+def test_where_nobody_listened_somebody_is_found_as_soon_as_there_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()[:2]
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=PATIENCE, clock=ManualClock())
+    nobody = endpoint.peer_at(address)
+    assert until(endpoint.receive) == [PeerGone(nobody)]
+    endpoint.take_news()
+    other = TcpEndpoint("other", KEY, listen=address, patience=PATIENCE)
+    endpoint.peer_at(address)
+
+    assert until(endpoint.take_news) == [("other", None)]
+    endpoint.close()
+    other.close()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import msgspec
 
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
-from service.fleet.transfer.tcp_addresses import Address, Door
+from service.fleet.transfer.tcp_addresses import Address, Door, SilentAddresses
 from service.fleet.transfer.tcp_frames import (
     ACK,
     WRITE,
@@ -36,6 +36,7 @@ from service.fleet.transfer.tcp_frames import (
 )
 from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
 from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEvent, Written
+from telemetry.facts.clock import Clock, MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
 KEY_BYTES = 16
@@ -77,6 +78,7 @@ class TcpEndpoint:
         listen: tuple[str, int] | None = ("127.0.0.1", 0),
         wake: Callable[[], None] = lambda: None,
         patience: LinkPatience | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Raises OSError if the address cannot be had."""
         assert len(memory_key) == KEY_BYTES, len(memory_key)
@@ -91,6 +93,7 @@ class TcpEndpoint:
         self._unproved: dict[PeerId, TcpSession] = {}  # of others, oldest first
         self._guests: set[PeerId] = set()  # proved, of others
         self._by_address: dict[Address, TcpSession] = {}
+        self._silent = SilentAddresses(clock or MonotonicClock())
         self._names: dict[PeerId, str] = {}
         self._writes: dict[int, _Write] = {}
         self._fences: set[int] = set()
@@ -103,7 +106,7 @@ class TcpEndpoint:
 
     def peer_at(self, address: Address) -> PeerId:
         """The engine that listens there, by a connection that is there or is being made; PeerGone
-        comes if it cannot be."""
+        comes if it cannot be, and at once where there was no answer lately."""
         with self._lock:
             known = self._by_address.get(address)
             if known is not None and known.why is None:
@@ -111,10 +114,15 @@ class TcpEndpoint:
             host, port = address
             peer = PeerId(f"{host}:{port}", secrets.randbits(_INCARNATION_BITS))
             session = TcpSession(peer, self, self._patience)
-            self._sessions[peer] = self._by_address[address] = session
-        connect = partial(socket.create_connection, address, timeout=self._patience.proof_s)
+            is_silent = address in self._silent
+            if not is_silent:
+                self._sessions[peer] = self._by_address[address] = session
+        if is_silent:
+            self._came.append((PeerGone(peer), 0))
+            self._wake()
+            return peer
         try:
-            self._start(session.run, connect, self._prove_ours)
+            self._start(session.run, partial(self._connect, address), self._prove_ours)
         except RuntimeError:
             session.end(KvLinkEnd.NO_RESOURCES)
             self.ended(session)
@@ -225,6 +233,8 @@ class TcpEndpoint:
             self._guests.discard(session.peer)
             for address in [a for a, one in self._by_address.items() if one is session]:
                 del self._by_address[address]
+                if session.why is KvLinkEnd.NOT_PROVEN:
+                    self._silent.add(address)
             for ticket in [t for t, write in self._writes.items() if write.session is session]:
                 self._writes[ticket].ok = False
                 self._finish(ticket, self._writes[ticket])
@@ -240,6 +250,17 @@ class TcpEndpoint:
 
     def _prove_ours(self, connection: socket.socket) -> Sealed:
         return connected(connection, self._key, self._name)
+
+    def _connect(self, address: Address) -> socket.socket:
+        """Raises OSError. That nobody listens is said at once, and is no silence."""
+        try:
+            return socket.create_connection(address, timeout=self._patience.proof_s)
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            with self._lock:
+                self._silent.add(address)
+            raise
 
     def _missed(self) -> None:
         with self._lock:

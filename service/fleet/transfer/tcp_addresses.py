@@ -1,4 +1,5 @@
-"""This engine's own address of the TCP transport, at which others come in."""
+"""Addresses of the TCP transport: this engine's own, at which others come in, and those of others
+that gave no answer."""
 
 from __future__ import annotations
 
@@ -6,6 +7,11 @@ import socket
 import threading
 from collections.abc import Callable
 
+from telemetry.facts.clock import Clock
+
+SILENT_ADDRESS_NS = 30_000_000_000
+"""How long an address that gave no answer is not tried again. A try takes five seconds from the
+prompt that waits for it, little of this; an engine that is back computes nothing for as long."""
 _PAUSE_S = 0.1
 """Until the next connection is accepted where descriptors, memory or threads are short."""
 
@@ -43,3 +49,25 @@ class Door:
                 if self._closing.wait(_PAUSE_S):
                     return
                 self._missed()
+
+
+class SilentAddresses:
+    """Not thread-safe: whoever has it has a lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_ns: dict[Address, int] = {}
+
+    def add(self, address: Address) -> None:
+        """It gave no answer just now."""
+        self._since_ns[address] = self._clock.now_ns()
+
+    def __contains__(self, address: Address) -> bool:
+        """Whether it gave none lately."""
+        since_ns = self._since_ns.get(address)
+        if since_ns is None:
+            return False
+        if self._clock.now_ns() < since_ns + SILENT_ADDRESS_NS:
+            return True
+        del self._since_ns[address]
+        return False
