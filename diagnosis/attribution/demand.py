@@ -100,7 +100,7 @@ def _prompt_tokens(
     `engine_time` renames them to LONG_PROMPTS where their own requests lose more."""
     steps, counts = window.steps, window.counts
     sigmas = _sigmas(window, YOUNG_SIGMAS, SIGMAS)
-    started, fresh = window.started, 1 - reference.hit_share
+    started, fresh = window.started, reference.computed_share
     is_blind = started is not None and "shadow_cache" in started.unobserved
     longer = fresh * _longer_prompts(counts, reference, sigmas)
     again = float(steps.recompute_tokens.sum())

@@ -99,7 +99,7 @@ def _work(
         steps.decode_tokens.sum()
     )
     own_more_ns = own_ns - (
-        counts.admitted * reference.prompt_tokens * (1 - reference.hit_share) * cost.forward[1]
+        counts.admitted * reference.prompt_tokens * reference.computed_share * cost.forward[1]
     )
     prompts = _name_longer_prompts(delta.prompt_tokens, co_more_ns, own_more_ns)
     found.longer[S.QUEUE_OVERLOAD] += delta.output_tokens

@@ -132,8 +132,8 @@ class LateCharger:
             own_ns = float(steps.turn_ns[steps.long_tokens > 0].sum())
             parts[S.LONG_PROMPTS] += max(own_ns, others_ns)
             return
-        usual = reference.prompt_tokens * (1 - reference.hit_share)
-        computed = request.prompt_tokens - request.hit_tokens
+        usual = reference.prompt_tokens * reference.computed_share
+        computed = request.prompt_tokens - request.hit_tokens - request.received_tokens
         usual_hit = reference.prompt_tokens * reference.hit_share
         if computed > COLD_RATIO * usual and request.hit_tokens < usual_hit / 2:
             parts[S.PREFIX_CACHE_COLD] += (computed - usual) * cost.forward[1]

@@ -193,6 +193,7 @@ class Aggregator:
                 counts.admitted += 1
                 counts.known_tokens += fact.known_tokens
                 counts.hit_tokens += fact.hit_tokens
+                counts.received_tokens += fact.received_tokens
                 counts.hit_requests += fact.hit_tokens > 0
                 counts.ghost_tokens += fact.ghost_tokens
             case SequenceEnded():

@@ -55,6 +55,7 @@ class Counts:
     refused: int = 0
     known_tokens: int = 0
     hit_tokens: int = 0
+    received_tokens: int = 0
     hit_requests: int = 0
     ghost_tokens: int = 0
     adapter_loads: int = 0
@@ -142,6 +143,11 @@ class Counts:
     def hit_share(self) -> float:
         """The cached part of the prompt tokens of admitted sequences."""
         return self.hit_tokens / max(1, self.known_tokens)
+
+    @property
+    def received_share(self) -> float:
+        """The part of them whose KV another engine computed."""
+        return self.received_tokens / max(1, self.known_tokens)
 
 
 def _names(kind: type | tuple[type, ...]) -> tuple[str, ...]:

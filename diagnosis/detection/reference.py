@@ -113,8 +113,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     Demand. `dispersion` is the index of dispersion of arrivals (1: independent). Lengths are mean
     tokens of a sequence; `longest_prompt` is the 99th percentile. `several_share` is the share of
-    requests with more choices than the mean. `hit_share` is the cached share of prompt tokens,
-    `hit_requests_share` the share of admissions with any cached token.
+    requests with more choices than the mean. `hit_share` of prompt tokens are cached, the KV of
+    `received_share` comes from another engine; `hit_requests_share` of admissions had any cached.
 
     Engine. `budget_tokens` is the mean of a step with a configured budget, `chunks` are prefill
     rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
@@ -162,6 +162,12 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     tails: Tails = Tails()
     gpus: dict[str, GpuUsual] = {}
     device: DeviceUsual = DeviceUsual()
+    received_share: float = 0.0
+
+    @property
+    def computed_share(self) -> float:
+        """Of prompt tokens, the part that this engine computes."""
+        return 1 - self.hit_share - self.received_share
 
 
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -172,13 +178,11 @@ def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
     stages = (ingest * ttft_ns, first * ttft_ns, decode * target.itl_ns, deliver * ttft_ns)
     return Reference(
         seconds=0.0, cost=None, stage_ns=stages, live=(0.0, 1.0, 1.0, 0.0),
-        spread=(SLO_SPREAD,) * 4,
-        first_commit_log=log(target.ttft_ns), first_commit_log_spread=1.0, requests_per_s=0.0,
-        dispersion=1.0,
-        tenants_per_s={}, choices=1.0, prompt_tokens=0.0, prompt_spread=0.0, output_tokens=0.0,
-        output_spread=0.0, ingest_work_ns=0.0, budget_tokens=0.0, longest_prompt=0,
-        chunks=1.0, hit_share=0.0, hit_requests_share=0.0, parts_ns={},
-        running=0.0, engine_wait_share=0.0, engine_lost_share=0.0, started=None,
+        spread=(SLO_SPREAD,) * 4, first_commit_log=log(target.ttft_ns), first_commit_log_spread=1.0,
+        requests_per_s=0.0, dispersion=1.0, tenants_per_s={}, choices=1.0, prompt_tokens=0.0,
+        prompt_spread=0.0, output_tokens=0.0, output_spread=0.0, ingest_work_ns=0.0,
+        budget_tokens=0.0, longest_prompt=0, chunks=1.0, hit_share=0.0, hit_requests_share=0.0,
+        parts_ns={}, running=0.0, engine_wait_share=0.0, engine_lost_share=0.0, started=None,
     )  # fmt: skip
 
 
@@ -242,6 +246,7 @@ def fit_baseline(
         longest_prompt=quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
+        received_share=counts.received_share,
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),
         parts_ns=parts_of(steps, cost),
         running=float(np.average(steps.rows, weights=steps.turn_ns)) if len(steps) else 0.0,

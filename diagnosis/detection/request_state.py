@@ -36,5 +36,6 @@ class RequestState:
     adapter_ns: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    received_tokens: int = 0
     skip_reason: WaitReason | None = None
     skipped_ns: int = 0

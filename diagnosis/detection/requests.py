@@ -129,6 +129,7 @@ class Requests:
         request = self._owners.get(fact.seq_id)
         if request is not None and request.admitted_ns is None:
             request.admitted_ns, request.hit_tokens = fact.at_ns, fact.hit_tokens
+            request.received_tokens = fact.received_tokens
             if request.submitted_ns is not None:
                 self._at(fact.at_ns).admissions.append(
                     (request.begun_ns, request.submitted_ns, fact.at_ns)

@@ -100,6 +100,7 @@ class BookKeeper:
                 sequence = self._sequences.get(fact.seq_id)
                 if sequence is not None and sequence.row_ns is None:
                     sequence.request.hit_tokens = fact.hit_tokens
+                    sequence.request.received_tokens = fact.received_tokens
             case SequenceEnded():
                 self._sequences.pop(fact.seq_id, None)
                 self._queued.pop(fact.seq_id, None)

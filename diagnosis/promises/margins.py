@@ -35,11 +35,12 @@ def gap_alone_ns(cost: StepCostSet, context: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What came in a stretch of time: sequences a second, and the mean of each."""
+    """What came in a stretch of time: sequences a second, and the mean of each. Of their prompts
+    this engine computes `computed_share`."""
 
     sequences_per_s: float
     prompt_tokens: float
-    hit_share: float
+    computed_share: float
     output_tokens: float
 
     @classmethod
@@ -48,7 +49,7 @@ class Demand:
         return cls(
             sequences_per_s=came / max(1e-9, seconds),
             prompt_tokens=counts.prompt_tokens,
-            hit_share=counts.hit_share,
+            computed_share=1 - counts.hit_share - counts.received_share,
             output_tokens=counts.output_tokens,
         )
 
@@ -69,7 +70,7 @@ def utilisation(
     if not demand.output_tokens:
         return None
     batch = best_batch(cost, demand, itl_target_ns, cache_tokens)
-    computed = round(demand.prompt_tokens * (1 - demand.hit_share))
+    computed = round(demand.prompt_tokens * demand.computed_share)
     token_ns = _row_ns(cost, demand) + cost.base_ns / batch
     each_ns = prompt_ns(cost, computed) + demand.output_tokens * token_ns
     return demand.sequences_per_s * each_ns / 1e9

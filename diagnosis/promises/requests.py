@@ -97,6 +97,7 @@ class LiveRequest:
     stream: bool = False
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    received_tokens: int = 0
     most_gaps: int = 0
     gaps: int = 0
     late: int = 0
@@ -124,4 +125,4 @@ class LiveRequest:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that are computed, as far as is known."""
-        return max(1, self.prompt_tokens - self.hit_tokens)
+        return max(1, self.prompt_tokens - self.hit_tokens - self.received_tokens)

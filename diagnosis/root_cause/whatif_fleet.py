@@ -24,14 +24,16 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 
 class FleetIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The router's `choices`, made again from the facts; `differing` came out otherwise."""
+    """The router's `choices`, made again from the facts; `differing` came out otherwise. Others are
+    `undecidable`: what was sent before them is not in the record."""
 
     choices: int
     differing: int
+    undecidable: int
 
     @property
     def holds(self) -> bool:
-        return not self.differing
+        return not self.differing and not self.undecidable
 
 
 class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +63,13 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def fleet_identity(journal: Journal) -> FleetIdentity:
     """Each recorded choice, made again by the same router from the facts before it. Raises
-    FleetNotReplayable where the facts cannot have been one router's."""
+    FleetNotReplayable where no router starts before them."""
     try:
         again = decide_again(journal.facts(), most_differing=1 << 30)
-    except (AssertionError, NoRouter) as error:
+    except NoRouter as error:
         raise FleetNotReplayable(f"choices cannot be made again: {error}") from error
-    return FleetIdentity(choices=again.choices, differing=len(again.differing))
+    differing = len(again.differing)
+    return FleetIdentity(choices=again.choices, differing=differing, undecidable=again.undecidable)
 
 
 def replay_fleet_journal(

@@ -167,7 +167,9 @@ class RoutedDiagnoser:
         if engine is not None:
             engine.steps.admitted(sequence)
         sequence.admitted_ns = fact.at_ns
-        sequence.computed_tokens = max(0, fact.known_tokens - fact.hit_tokens)
+        sequence.computed_tokens = max(
+            0, fact.known_tokens - fact.hit_tokens - fact.received_tokens
+        )
         cell = self._ticks.now.cell(fact.engine)
         cell.prompt_tokens += fact.known_tokens
         cell.hit_tokens += fact.hit_tokens

@@ -202,5 +202,6 @@ def _slo_baseline_like(window: Window) -> Reference:
         output_tokens=counts.output_tokens,
         choices=counts.choices,
         hit_share=counts.hit_share,
+        received_share=counts.received_share,
         ingest_work_ns=counts.ingest_work_ns / max(1, counts.accepted),
     )

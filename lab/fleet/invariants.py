@@ -138,6 +138,7 @@ class FleetInvariants:
         again = decide_again(facts)
         first = again.differing[0] if again.differing else None
         require(6, first is None, f"chosen otherwise from the facts: {_brief(first)}")
+        require(6, not again.undecidable, f"{again.undecidable} choices do not follow")
 
 
 def _brief(pair: tuple[RequestRouted, RequestRouted | RouteRefused] | None) -> str:

@@ -31,7 +31,8 @@ from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.sending import PrefillPatience
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
-from service.fleet.transfer.transport import LinkEvent
+from service.fleet.transfer.transport import BlockMemory, LinkEvent
+from service.fleet.wire.checks import refusal_for_peer
 from service.process import frames
 from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.base import SPACE_BITS
@@ -55,13 +56,14 @@ class KvExchange:
     def __init__(
         self,
         launch: frames.KvLaunch,
-        memory: CacheBlocks,
+        memory: BlockMemory,
         layout: Layout,
         scheduler: Scheduler,
         inbox: Inbox,
         lane: Lane,
         clock: Clock,
         wake: Callable[[], None],
+        vocab_tokens: int,
     ) -> None:
         """Raises OSError if the address cannot be had."""
         self._lane, self._clock = lane, clock
@@ -75,15 +77,20 @@ class KvExchange:
             lambda epoch, block: pool.epoch_of(block) == epoch,
             launch.listen,
             wake,
+            clock=clock,
         )
         self._desk = _Desk(self._endpoint)
         self._verifier = Verifier(verify_now(memory), wake)
+
+        def refusal(submit: Submit) -> str | None:
+            return refusal_for_peer(submit, scheduler.limits.max_model_tokens, vocab_tokens)
+
         self._decode = DecodeDriver(
-            DecodeSide(layout, memory_key, _DECODE), remote_kv.received, inbox,
+            DecodeSide(layout, memory_key, _DECODE, vocab_tokens), remote_kv.received, inbox,
             self._desk.decode, self._verifier.start, clock, lane.append,
         )  # fmt: skip
         self._prefill = PrefillDriver(
-            PrefillSide(layout, self._number, _PREFILL), remote_kv.sent, inbox,
+            PrefillSide(layout, self._number, _PREFILL, refusal), remote_kv.sent, inbox,
             self._desk.prefill, self._endpoint, memory, clock, lane.append,
         )  # fmt: skip
         self._epochs = Epochs(secrets.randbits(64))
@@ -256,7 +263,10 @@ def open_exchange(
     memory = CacheBlocks(loaded.cache)
     layout = layout_of(limits, loaded, memory)
     try:
-        kv = KvExchange(launch, memory, layout, scheduler, inbox, lane, clock, gateway.wake)
+        kv = KvExchange(
+            launch, memory, layout, scheduler, inbox, lane, clock, gateway.wake,
+            loaded.spec.vocab,
+        )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"cannot listen on --kv-listen: {error.strerror}") from error
     gateway.send(frames.KvOffered(kv.port, digest_of(layout), layout.block_bytes))

@@ -131,8 +131,8 @@ class SequenceRefused(_Fact, frozen=True):
 class SequenceAdmitted(_Fact, frozen=True):
     """A sequence came from the queue into the batch, for the first time or after a preemption.
 
-    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` of them in the CPU
-    offload; `ghost_tokens` more would have been in a larger cache.
+    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` in the CPU offload;
+    `ghost_tokens` more would have been in a larger one, `received_tokens` came from another engine.
     """
 
     seq_id: int
@@ -142,6 +142,7 @@ class SequenceAdmitted(_Fact, frozen=True):
     hit_tokens: int
     host_tokens: int
     ghost_tokens: int
+    received_tokens: int = 0
 
 
 class SequencePaused(_Fact, frozen=True):

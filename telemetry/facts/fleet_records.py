@@ -63,7 +63,8 @@ class RemoteAdmitted(_Fact, frozen=True):
     """The news was read that the sequence came into the batch of its engine for the first time, of
     its `known_tokens` tokens with `hit_tokens` in the prefix cache there, and `ghost_tokens` more
     that a larger cache would have had. It came in `waited_ns` after its submit was read there, a
-    duration by the node's clock, and the news with the end of its first step; None: not known."""
+    duration by the node's clock, and the news with the end of its first step; None: not known.
+    `received_tokens` are those whose KV came from another engine: that one computed them."""
 
     at_ns: int
     seq_id: int
@@ -72,6 +73,7 @@ class RemoteAdmitted(_Fact, frozen=True):
     hit_tokens: int
     ghost_tokens: int
     waited_ns: int | None = None
+    received_tokens: int = 0
 
 
 class ReceivedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

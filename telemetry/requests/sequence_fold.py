@@ -169,7 +169,7 @@ class SequenceFold:
         sequence.scheduled_ns = sequence.scheduled_ns or sequence.admitted_ns(fact)
         known, hit = fact.known_tokens, fact.hit_tokens
         sequence.admitted = SequenceAdmitted(
-            fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens
+            fact.seq_id, fact.at_ns, 0, known, hit, 0, fact.ghost_tokens, fact.received_tokens
         )
 
     def tokens_came(self, fact: TokensReceived) -> None:

@@ -195,6 +195,18 @@ def test_a_new_alarm_needs_more_certainty_than_one_that_lasts() -> None:
     assert lasting.prompt_tokens[S.PREFIX_CACHE_COLD] == pytest.approx(1000)
 
 
+def test_of_longer_prompts_what_another_engine_computes_is_no_work_here() -> None:
+    counts = arrived({"red": 9}, [42] * 9)
+    all_here, half_here = (
+        demand_delta(window(counts, counts, 20.0), baseline(received_share=share))
+        for share in (0.0, 0.5)
+    )
+
+    longer = all_here.prompt_tokens[S.PREFILL_INTERFERENCE]
+    assert longer > 0
+    assert half_here.prompt_tokens[S.PREFILL_INTERFERENCE] == pytest.approx(longer / 2)
+
+
 def test_one_request_with_more_choices_is_not_a_change_of_demand() -> None:
     """Where almost no request has two choices, a single one is far from the mean."""
     rare = msgspec.structs.replace(baseline(), choices=1.02, choices_spread=0.14)

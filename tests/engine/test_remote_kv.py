@@ -130,6 +130,17 @@ def test_blocks_that_are_cached_here_are_not_reserved() -> None:
     assert world.outputs[seq_id] == [world.true_token(seq_id, i) for i in range(8)]
 
 
+def test_kv_that_came_is_no_hit_of_the_prefix_cache() -> None:
+    world = World()
+    arrive(world, ask(world))
+    world.run()
+    arrive(world, ask(world, epoch=8), 8)
+    world.run()
+
+    found = of(world, SequenceAdmitted)
+    assert [(fact.hit_tokens, fact.received_tokens) for fact in found] == [(0, 18), (16, 2)]
+
+
 def test_full_blocks_that_came_are_found_by_the_next_sequence() -> None:
     world = World()
     arrive(world, ask(world))
@@ -160,6 +171,8 @@ def test_a_preempted_sequence_computes_its_prompt_here() -> None:
     world.run()
 
     assert world.terminal_facts[seq_id][0].preemptions + world.terminal_facts[other][0].preemptions
+    received = [fact.received_tokens for fact in of(world, SequenceAdmitted)]
+    assert received == [0, 6, 0]  # twelve were cached, and one was admitted again
     assert world.outputs[seq_id] == [world.true_token(seq_id, i) for i in range(20)]
 
 

@@ -136,6 +136,15 @@ def text_usage(answer: httpx.Response) -> int:
     return cached
 
 
+def test_a_cold_prompt_has_no_cached_tokens_though_its_kv_came(apart: Apart) -> None:
+    before = apart.transfers("admitted")
+    first, again = (ask(apart.gateway, name, cache_salt="cold") for name in ("cold", "warm"))
+
+    assert apart.transfers("admitted") == before + 2
+    assert text_usage(first) == 0
+    assert 0 < text_usage(again) < first.json()["usage"]["prompt_tokens"]
+
+
 def test_its_parts_add_up_its_spans_are_one_tree_and_it_is_counted(
     apart: Apart, traces: OtlpReceiver, expected: tuple[Any, ...]
 ) -> None:

@@ -85,7 +85,7 @@ def transfer(stamps: list[int], remote: RemoteParts) -> list[Fact]:
         KvReserved(1, at[1], 0, 7, 3, 0),
         KvSealed(1, at[2], 7, 3, 300, remote),
         KvAdmitted(1, at[3], 0, 7),
-        SequenceAdmitted(1, at[4], 0, 10, 9, 0, 0),
+        SequenceAdmitted(1, at[4], 0, 10, 0, 0, 0, 9),
     ]
 
 

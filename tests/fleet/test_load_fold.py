@@ -12,9 +12,18 @@ from lab.fleet.engine import COST, LIMITS, SimEngine
 from service.engine.inbox import Cancel, Submit
 from service.engine.plan import SamplingParams
 from service.fleet.wire.load_fold import LoadFold
-from telemetry.facts.engine_records import SequencesListed
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, SequencesListed
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvFault,
+    KvLost,
+    KvRefused,
+    KvReleased,
+    KvReserved,
+)
 from telemetry.facts.reasons import EndReason
 from tests.support.worlds.facts import queued
+from tests.support.worlds.metrics_world import engine_started
 
 SMALL = replace(LIMITS, max_model_tokens=640, blocks_total=60, max_seqs=8)
 """With so few blocks sequences are preempted."""
@@ -89,3 +98,52 @@ def test_sequences_whose_end_was_lost_are_not_counted_for_ever() -> None:
     fold.take([SequencesListed(0, (2,), 2)])
 
     assert fold.load().waiting == 1
+
+
+def receiving(seq_id: int, prompt_tokens: int = 100) -> SequenceQueued:
+    """Another engine computes its prompt."""
+    known = queued(seq_id)
+    return structs.replace(known, prompt_tokens=prompt_tokens, receives_kv=seq_id)
+
+
+@pytest.mark.parametrize(
+    "fact", [KvRefused(1, 0, 0, 1, KvFault.NO_ROOM), KvLost(1, 0, 0, 1, KvFault.PEER_GONE)]
+)
+def test_a_prompt_that_another_engine_computes_waits_here_only_if_its_kv_does_not_come(
+    fact: KvRefused | KvLost,
+) -> None:
+    fold = LoadFold()
+    fold.take([receiving(1)])
+    assert (fold.load().waiting, fold.load().prompt_tokens) == (1, 0)
+    fold.take([fact])
+
+    assert (fold.load().waiting, fold.load().prompt_tokens) == (1, 100)
+
+
+def test_a_sequence_that_has_its_kv_is_a_decode_row() -> None:
+    fold = LoadFold()
+    fold.take([receiving(1), SequenceAdmitted(1, 0, 0, 101, 32, 0, 0, 68)])
+    load = fold.load()
+
+    assert (load.waiting, load.prompt_tokens) == (0, 0)
+    assert (load.decode_rows, load.context_tokens) == (1, 100)
+
+
+def test_kv_that_came_does_not_make_waiting_prompts_look_cached() -> None:
+    fold = LoadFold()
+    for seq_id in range(1, 200):
+        fold.take([receiving(seq_id), SequenceAdmitted(seq_id, 0, 0, 101, 32, 0, 0, 68)])
+    fold.take([structs.replace(queued(200), prompt_tokens=1000)])
+
+    assert fold.load().prompt_tokens == 1000
+
+
+def test_blocks_that_another_engine_writes_are_not_free() -> None:
+    fold = LoadFold()
+    fold.take([engine_started(), receiving(1), KvReserved(1, 0, 0, 1, 7, 0)])
+    assert fold.load().blocks_used == 7
+    fold.take([receiving(2), KvReserved(2, 0, 0, 2, 5, 0), KvAdmitted(1, 0, 0, 1)])
+    assert fold.load().blocks_used == 5
+    fold.take([KvReleased(0, 0, 2, 5)])
+
+    assert fold.load().blocks_used == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -15,8 +17,10 @@ from service.engine.plan import SamplingParams
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
+from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
 from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
+from telemetry.facts.clock import ManualClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 from tests.support.servers.bit_flipper import BitFlipper
 
@@ -164,6 +168,118 @@ def test_nobody_listens(two: Two) -> None:
     assert until(two.other.poll) == [Written(EPOCH, ticket, False)]
 
 
+@contextlib.contextmanager
+def mute() -> Iterator[tuple[str, int]]:
+    """An address that lets nobody in and does not say so: its queue of connections is full, and the
+    kernel drops what asks for one more."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[:2]
+
+
+def test_an_address_without_an_answer_is_not_tried_again_for_a_while() -> None:
+    clock = ManualClock()
+    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=clock)
+    with mute() as address:
+        first = endpoint.peer_at(address)
+        assert until(endpoint.receive) == [PeerGone(first)]
+        assert endpoint.take_news() == [(first.name, KvLinkEnd.UNREACHABLE)]
+        second = endpoint.peer_at(address)
+        assert second != first
+        assert endpoint.receive() == [PeerGone(second)]
+        assert endpoint.take_news() == []  # there was no connection
+    clock.advance(SILENT_ADDRESS_NS)
+    other = TcpEndpoint("other", KEY, listen=address, patience=PATIENCE)
+    endpoint.peer_at(address)
+
+    assert until(endpoint.take_news) == [("other", None)]
+    endpoint.close()
+    other.close()
+
+
+def test_an_address_that_accepts_and_proves_nothing_gives_no_answer_either() -> None:
+    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=ManualClock())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = endpoint.peer_at(server.getsockname()[:2])
+        assert until(endpoint.receive) == [PeerGone(first)]
+        second = endpoint.peer_at(server.getsockname()[:2])
+
+        assert endpoint.receive() == [PeerGone(second)]
+    endpoint.close()
+
+
+def test_where_nobody_listened_somebody_is_found_as_soon_as_there_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()[:2]
+    endpoint = TcpEndpoint("one", KEY, listen=None, patience=PATIENCE, clock=ManualClock())
+    nobody = endpoint.peer_at(address)
+    assert until(endpoint.receive) == [PeerGone(nobody)]
+    endpoint.take_news()
+    other = TcpEndpoint("other", KEY, listen=address, patience=PATIENCE)
+    endpoint.peer_at(address)
+
+    assert until(endpoint.take_news) == [("other", None)]
+    endpoint.close()
+    other.close()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process gets no file or connection more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as lowest:
+        free = lowest.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """This process gets no thread more: there is no room for its stack."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+@pytest.mark.parametrize("short", [no_descriptors, no_threads])
+def test_others_are_let_in_again_when_what_was_short_is_there(
+    short: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    endpoint = TcpEndpoint("one", KEY, patience=PATIENCE)
+    assert endpoint.address is not None
+    with socket.socket() as early:
+        with short():
+            early.connect(endpoint.address)
+            assert until(lambda: list(endpoint.take_strangers())) == [KvLinkEnd.NO_RESOURCES]
+        other = TcpEndpoint("other", KEY, listen=None, patience=PATIENCE)
+        other.peer_at(endpoint.address)
+        assert until(other.take_news) == [("one", None)]
+    endpoint.close()
+    other.close()
+
+
+def test_a_peer_is_gone_where_its_connection_gets_no_thread(two: Two) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with no_threads():
+            peer = two.one.peer_at(server.getsockname()[:2])
+
+        assert until(two.one.receive) == [PeerGone(peer)]
+        assert two.one.take_news()[-1] == (peer.name, KvLinkEnd.NO_RESOURCES)
+
+
 def test_more_blocks_than_may_be_on_their_way_fail_at_once() -> None:
     endpoint = TcpEndpoint("one", KEY, patience=LinkPatience(staging_bytes=15))
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
@@ -197,6 +313,26 @@ def test_a_stranger_is_hung_up_on(two: Two, said: bytes, why: KvLinkEnd) -> None
 
     assert until(lambda: list(two.one.take_strangers())) == [why]
     assert two.one.receive() == []
+
+
+def test_strangers_who_prove_nothing_keep_no_engine_out() -> None:
+    """They make room for those who come later, and none of them for one that has the key."""
+    patience = LinkPatience(proof_s=600.0, silent_s=600.0)
+    one = TcpEndpoint("one", KEY, patience=patience)
+    engines = [TcpEndpoint(name, KEY, listen=None, patience=PATIENCE) for name in ("a", "b")]
+    assert one.address is not None
+    engines[0].peer_at(one.address)
+    assert until(one.take_news) == [("a", None)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(one.address, timeout=60))
+        engines[1].peer_at(one.address)
+
+        assert until(one.take_news) == [("b", None)]
+        assert set(until(lambda: list(one.take_strangers()))) == {KvLinkEnd.TOO_MANY}
+        assert engines[0].receive() == []
+    for endpoint in (one, *engines):
+        endpoint.close()
 
 
 def test_another_key_is_another_fleet(two: Two) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
 from service.engine.inbox import AdmitKv, Cancel, Command, FailKv, ReleaseKv, Submit
-from service.engine.plan import Sample, SamplingParams
+from service.engine.plan import Sample, SamplingParams, TokenLogprob
 from service.fleet.transfer.actions import (
     Action,
     Arrived,
@@ -30,7 +30,7 @@ from service.fleet.transfer.actions import (
     Tell,
     WaiterGone,
 )
-from service.fleet.transfer.decode_side import DecodePatience, DecodeSide, corrupt_blocks
+from service.fleet.transfer.decode_side import DecodePatience, DecodeSide
 from service.fleet.transfer.digests import block_digest, total_digest
 from service.fleet.transfer.epochs import Epochs, SeenEpochs
 from service.fleet.transfer.messages import (
@@ -47,6 +47,7 @@ from service.fleet.transfer.messages import (
     Seal,
 )
 from service.fleet.transfer.prefill_side import PrefillSide
+from service.fleet.transfer.seals import corrupt_blocks
 from service.fleet.transfer.sending import PrefillPatience
 from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 from telemetry.facts.reasons import EndReason
@@ -62,6 +63,7 @@ SUBMIT = Submit(
 DIGESTS = (b"a" * 16, b"b" * 16, b"c" * 16)
 SEAL = Seal(EPOCH, DIGESTS, total_digest(EPOCH, DIGESTS), Sample(42), RemoteParts(1, 2, 3, 4))
 PATIENCE = DecodePatience(lease_ns=100, longest_ns=250, resend_ns=30)
+VOCAB = 100
 
 
 def told(actions: list[Action]) -> list[Command]:
@@ -74,7 +76,7 @@ def sent(actions: list[Action]) -> list[Message]:
 
 def filling() -> DecodeSide:
     """A decode side that has asked for three blocks, and got one more for its first row."""
-    side = DecodeSide(LAYOUT, b"key", PATIENCE)
+    side = DecodeSide(LAYOUT, b"key", PATIENCE, VOCAB)
     assert told(side.start(SUBMIT, P)) == [SUBMIT]
     actions = side.take(BlocksReserved(EPOCH, 0, (7, 8, 9, 10)), 0)
     (begin,) = sent(actions)
@@ -116,6 +118,27 @@ def test_corrupt_blocks_are_computed_here_and_free_because_nothing_follows_a_sea
 
     assert told(actions) == [FailKv(1, EPOCH, KvFault.CORRUPT), ReleaseKv(EPOCH)]
     assert sent(actions) == [Refused(EPOCH, KvFault.CORRUPT)]
+    assert not side.open
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [
+        with_fields(SEAL, first=Sample(VOCAB)),
+        with_fields(SEAL, first=Sample(-1)),
+        with_fields(SEAL, first=Sample(42, -0.5, (TokenLogprob(VOCAB, -0.5),))),
+        with_fields(SEAL, first=Sample(42, -0.5, (TokenLogprob(42, -0.5),) * 21)),
+        with_fields(SEAL, remote=RemoteParts(1, -2, 3, 4)),
+        with_fields(SEAL, remote=RemoteParts(1, 2, 3, 1 << 60)),
+    ],
+    ids=["no such token", "below zero", "alternatives", "too many", "below zero ns", "for ever"],
+)
+def test_a_seal_that_cannot_be_is_not_used(seal: Seal) -> None:
+    side = filling()
+    actions = side.take(Arrived(P, seal), 10)
+
+    assert told(actions) == [FailKv(1, EPOCH, KvFault.INVALID), ReleaseKv(EPOCH)]
+    assert sent(actions) == [Refused(EPOCH, KvFault.INVALID)]
     assert not side.open
 
 
@@ -297,6 +320,13 @@ def test_what_would_not_fit_is_refused_with_a_reason(begin: Begin) -> None:
     actions = prefill_side().take(Arrived(D, begin), 0)
 
     assert sent(actions) == [Failed(EPOCH, KvFault.UNSUPPORTED)]
+
+
+@pytest.mark.parametrize("blocks", [(-1, 8), (7, 1 << 32)])
+def test_blocks_that_no_write_can_name_are_refused(blocks: tuple[int, ...]) -> None:
+    actions = prefill_side().take(Arrived(D, with_fields(BEGIN, blocks=blocks)), 0)
+
+    assert actions == [Send(D, Failed(EPOCH, KvFault.INVALID))]
 
 
 def test_a_prompt_that_cannot_be_computed_fails_the_transfer() -> None:

@@ -109,6 +109,11 @@ def test_a_changed_membership_is_read_and_a_broken_one_changes_nothing(tmp_path:
         ({"sampling": SamplingParams(logit_bias={-1: 0.0})}, "vocabulary"),
         ({"sampling": SamplingParams(logprobs=21)}, "logprobs"),
         ({"sampling": SamplingParams(temperature=-1.0)}, "temperature"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"sampling": SamplingParams(top_k=-1)}, "top_k"),
+        ({"sampling": SamplingParams(min_p=float("nan"))}, "min_p"),
+        ({"sampling": SamplingParams(repetition_penalty=0.0)}, "penalty"),
+        ({"sampling": SamplingParams(logit_bias={1: float("inf")})}, "bias"),
     ],
 )
 def test_a_node_checks_what_a_gateway_sends(change: dict[str, object], said: str) -> None:

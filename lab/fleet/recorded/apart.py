@@ -289,15 +289,19 @@ class FleetApart(World):
         )
 
     def _admitted(self, node: SimNode, facts: Sequence[Fact]) -> None:
-        """Where prompts are computed is where their prefixes were found, or not."""
+        """A gateway is told by the engine that generates."""
         for fact in facts:
-            if not isinstance(fact, SequenceAdmitted):
-                continue
-            if (node.decode is None) is (fact.seq_id in self._is_remote):
-                at_ns = fact.at_ns + self._record.link.delay_ns
-                name, known, hit = node.peer.name, fact.known_tokens, fact.hit_tokens
+            if isinstance(fact, SequenceAdmitted) and node.decode is not None:
                 self._gateway.append(
-                    RemoteAdmitted(at_ns, fact.seq_id, name, known, hit, fact.ghost_tokens)
+                    RemoteAdmitted(
+                        fact.at_ns + self._record.link.delay_ns,
+                        fact.seq_id,
+                        node.peer.name,
+                        fact.known_tokens,
+                        fact.hit_tokens,
+                        fact.ghost_tokens,
+                        received_tokens=fact.received_tokens,
+                    )
                 )
 
 

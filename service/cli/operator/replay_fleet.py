@@ -47,7 +47,10 @@ def print_identity(identity: FleetIdentity) -> None:
     if identity.holds:
         say(f"all {identity.choices} choices of an engine were made again")
     else:
-        say(f"{identity.differing} of {identity.choices} choices came out otherwise")
+        say(f"{identity.differing} of {identity.choices} choices came out otherwise, made again")
+    if identity.undecidable:
+        count, why = identity.undecidable, "what was sent before them is not in the record"
+        say(f"{count} choices cannot be made again: {why}")
 
 
 def print_report(report: FleetReport) -> None:

@@ -232,7 +232,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             case SequenceAdmitted():
                 known, hit, ghost = fact.known_tokens, fact.hit_tokens, fact.ghost_tokens
                 waited_ns = sequence.waited_ns(fact.at_ns)
-                self._news.append(messages.Admitted(theirs, known, hit, ghost, waited_ns))
+                received = fact.received_tokens
+                self._news.append(messages.Admitted(theirs, known, hit, ghost, waited_ns, received))
         self._flush_soon()
 
     def _flush_soon(self) -> None:

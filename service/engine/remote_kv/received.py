@@ -116,6 +116,7 @@ class ReceivedKv:
         request.blocks.extend(reservation.blocks)
         prompt_tokens = len(request.submit.prompt)
         request.advance(prompt_tokens)
+        request.received_tokens = prompt_tokens - reservation.hits * self._limits.block_tokens
         self._log.record(self._fact(KvAdmitted, request))
         self._table.blocks.register_computed(request, prompt_tokens)
         request.outputs.append(command.first.token_id)

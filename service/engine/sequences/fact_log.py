@@ -69,16 +69,17 @@ class FactLog:
 
     def admitted(self, request: Request, host_tokens: int, ghost_tokens: int) -> None:
         """Record an admission: `host_tokens` of its prefix hits come from CPU offload, and
-        `ghost_tokens` more would have been hits in a larger cache."""
+        `ghost_tokens` more would have been hits in a larger cache. What it received is no hit."""
         self.record(
             partial(
                 SequenceAdmitted,
                 seq_id=request.seq_id,
                 step_id=self.next_step_id,
                 known_tokens=request.known_tokens,
-                hit_tokens=request.computed_tokens,
+                hit_tokens=request.computed_tokens - request.received_tokens,
                 host_tokens=host_tokens,
                 ghost_tokens=ghost_tokens,
+                received_tokens=request.received_tokens,
             )
         )
 

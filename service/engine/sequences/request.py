@@ -13,7 +13,7 @@ key that it was admitted with: `admitted_class`, and `admitted_service`, its ten
 that moment. `late` marks a waiting one that could not meet its first-token target any more. The
 scores of `scored_tokens` rows of its prompt are in a launched step; they are not computed again.
 One that `awaits_kv` has the blocks of its prefix hits while it waits, and all of its prompt's when
-the KV has come (`service.engine.remote_kv`).
+the KV has come; `received_tokens` of its computed ones came so (`service.engine.remote_kv`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Request:
     computed_tokens: int = 0
     prefill_tokens: int = 0
     ever_computed_tokens: int = 0
+    received_tokens: int = 0
     in_flight_samples: int = 0
     preemptions: int = 0
     arrival: int = 0

@@ -142,7 +142,8 @@ class SequenceTable:
         self._leave_running(request)
         request.queued_ns = now_ns
         request.status = Status.WAITING
-        request.computed_tokens = request.prefill_tokens = request.cached_blocks = 0
+        request.computed_tokens = request.prefill_tokens = 0
+        request.cached_blocks = request.received_tokens = 0
         request.preemptions += 1
         self.queue.push(request, first=True)
 
@@ -167,7 +168,7 @@ class SequenceTable:
         self._prefix.pool.release(request.blocks)
         request.blocks = []
         request.awaits_kv = False
-        request.computed_tokens = request.cached_blocks = 0
+        request.computed_tokens = request.cached_blocks = request.received_tokens = 0
 
     def check(self) -> None:
         """Walk all state; raises AssertionError with the numbers when it is inconsistent."""

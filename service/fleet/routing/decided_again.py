@@ -1,7 +1,8 @@
 """Recorded choices, made again by the same core, and what another policy would have chosen.
 
 The facts of one router, in the order in which they were recorded, are all that its choices depended
-on. A choice that comes out otherwise is a bug, or a record with holes: `FactsLost` says so.
+on. A choice that comes out otherwise is a bug, or a record with holes: `FactsLost` says so. One
+before which something was sent that is not in the record cannot be made again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class NoRouter(Exception):
 @dataclass(slots=True)
 class DecidedAgain:
     """`choices` were made again; `differing` are those that came out otherwise, as recorded and as
-    made again. `picks` counts them by engine."""
+    made again. `picks` counts them by engine. `undecidable` others do not follow from the record:
+    their engine had not joined in it, or what it was sent before is missing."""
 
     choices: int = 0
+    undecidable: int = 0
     differing: list[tuple[RequestRouted, RequestRouted | RouteRefused]] = field(
         default_factory=list
     )
@@ -50,18 +53,16 @@ def decide_again(
     """Make each recorded choice again, by the recorded policy or another one. What was sent,
     reported and ended before is as recorded, whatever `policy` would have done. Facts of others are
     passed over; at most `most_differing` differences are kept. Raises NoRouter."""
-    found, router = DecidedAgain(), None
+    found, replayed = DecidedAgain(), None
     for fact in facts:
         if isinstance(fact, RouterStarted):
-            settings = RoutingSettings.of(fact)
-            if policy is not None:
-                settings = replace(settings, policy=policy)
-            router = Router(settings, _nowhere, fact.at_ns)
+            if replayed is None or replayed.started != fact:  # else it is said again
+                replayed = _Replayed(fact, policy)
         elif isinstance(fact, FleetFact):
-            if router is None:
+            if replayed is None:
                 raise NoRouter("no RouterStarted comes before the first fact of routing")
-            _apply(router, fact, found, most_differing)
-    if router is None:
+            replayed.take(fact, found, most_differing)
+    if replayed is None:
         raise NoRouter("no RouterStarted is among the facts: they are not of a fleet's gateway")
     return found
 
@@ -88,25 +89,65 @@ def _nowhere(fact: FleetFact) -> None:
     pass
 
 
-def _apply(router: Router, fact: FleetFact, found: DecidedAgain, most: int) -> None:
-    match fact:
-        case EngineJoined():
-            router.joined(fact.engine, fact.incarnation, fact.block_tokens, fact.at_ns)
-        case EngineDrainBegan():
-            router.drain(fact.engine, fact.at_ns)
-        case EngineLeft():
-            router.left(fact.engine, fact.reason, fact.at_ns)
-        case EngineReported():
-            router.report(fact)
-        case RouteEnded():
-            router.ended(fact.request_id, fact.output_tokens, fact.at_ns)
-        case RequestRouted():
-            again = router.choose(request_of(fact), fact.at_ns)
-            found.choices += 1
-            if isinstance(again, RequestRouted):
-                found.picks[again.engine] += 1
-            if again != fact and len(found.differing) < most:
-                found.differing.append((fact, again))
-            router.sent(fact)
-        case RouteRefused() | RouterStarted():
-            pass
+class _Replayed:
+    """The router of the record, and what it was told of each engine."""
+
+    def __init__(self, started: RouterStarted, policy: RoutingPolicy | None) -> None:
+        settings = RoutingSettings.of(started)
+        if policy is not None:
+            settings = replace(settings, policy=policy)
+        self.started = started
+        self._router = Router(settings, _nowhere, started.at_ns)
+        self._joined: dict[str, EngineJoined] = {}
+        self._sent: Counter[str] = Counter()
+        self._open: set[str] = set()
+
+    def take(self, fact: FleetFact, found: DecidedAgain, most_differing: int) -> None:
+        router = self._router
+        match fact:
+            case EngineJoined():
+                self._join(fact)
+            case EngineDrainBegan():
+                router.drain(fact.engine, fact.at_ns)
+            case EngineLeft():
+                self._open.difference_update(router.left(fact.engine, fact.reason, fact.at_ns))
+                self._joined.pop(fact.engine, None)
+            case EngineReported():
+                router.report(fact)
+            case RouteEnded():
+                router.ended(fact.request_id, fact.output_tokens, fact.at_ns)
+                self._open.discard(fact.request_id)
+            case RequestRouted():
+                if self._follows(fact):
+                    self._choose(fact, found, most_differing)
+                else:
+                    found.undecidable += 1
+                    if fact.excluded is not None:  # the next one may say "the same"
+                        router.last_excluded = fact.excluded
+            case RouteRefused() | RouterStarted():
+                pass
+
+    def _join(self, fact: EngineJoined) -> None:
+        if self._joined.get(fact.engine) == fact:
+            return  # it is said again
+        lost = self._router.joined(fact.engine, fact.incarnation, fact.block_tokens, fact.at_ns)
+        self._open.difference_update(lost)
+        self._joined[fact.engine], self._sent[fact.engine] = fact, 0
+
+    def _follows(self, fact: RequestRouted) -> bool:
+        """Whether it is the next to that engine, and of a request that is at none."""
+        joined = self._joined.get(fact.engine)
+        if joined is None or joined.incarnation != fact.incarnation:
+            return False
+        return fact.ordinal == self._sent[fact.engine] + 1 and fact.request_id not in self._open
+
+    def _choose(self, fact: RequestRouted, found: DecidedAgain, most_differing: int) -> None:
+        again = self._router.choose(request_of(fact), fact.at_ns)
+        found.choices += 1
+        if isinstance(again, RequestRouted):
+            found.picks[again.engine] += 1
+        if again != fact and len(found.differing) < most_differing:
+            found.differing.append((fact, again))
+        self._router.sent(fact)
+        self._sent[fact.engine] += 1
+        self._open.add(fact.request_id)

@@ -4,7 +4,7 @@ messages, actions       what the sides say, and what they want done
 decode_side             pure: reserves, asks, verifies, admits
 prefill_side            pure: computes, sends chunk by chunk, seals
 split, remote_parts     pure: which way is cheaper; where the time of the prefill side goes
-digests, epochs         what finds a flipped bit; numbers that are used once
+digests, epochs, seals  what finds a flipped bit; numbers that are used once; what a seal may say
 *_driver                carry out what a side wants, beside the loop of an engine
 transport               what moves bytes and messages; in_process and tcp do
 """

@@ -23,9 +23,10 @@ from service.fleet.transfer.actions import (
     Tell,
     WaiterGone,
 )
-from service.fleet.transfer.decode_side import DecodeEvent, DecodeSide, corrupt_blocks
+from service.fleet.transfer.decode_side import DecodeEvent, DecodeSide
 from service.fleet.transfer.digests import block_digest
 from service.fleet.transfer.messages import About, PeerId
+from service.fleet.transfer.seals import corrupt_blocks
 from service.fleet.transfer.transport import BlockMemory, MessageLink
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceEnded

@@ -18,7 +18,6 @@ is only what its blocks wait for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,7 +40,6 @@ from service.fleet.transfer.actions import (
     Tell,
     WaiterGone,
 )
-from service.fleet.transfer.digests import corrupt_places, total_digest
 from service.fleet.transfer.messages import (
     Abort,
     About,
@@ -56,6 +54,7 @@ from service.fleet.transfer.messages import (
     Seal,
     ToDecode,
 )
+from service.fleet.transfer.seals import is_possible
 from telemetry.facts.fleet.kv_transfer_records import KvFault, KvRequested, KvSealed, KvVerified
 
 _REMEMBERED = 4096
@@ -106,14 +105,20 @@ DecodeEvent = Arrived | PeerGone | BlocksReserved | NotReserved | KvTaken | Wait
 
 
 class DecodeSide:
-    """All transfers to this engine. `memory` opens its blocks to the peers that it asks."""
+    """All transfers to this engine. `memory` opens its blocks to the peers that it asks. First
+    tokens from `vocab_tokens` on are not believed; None: the size is not known."""
 
     def __init__(
-        self, layout: Layout, memory: bytes, patience: DecodePatience | None = None
+        self,
+        layout: Layout,
+        memory: bytes,
+        patience: DecodePatience | None = None,
+        vocab_tokens: int | None = None,
     ) -> None:
         self._layout = layout
         self._memory = memory
         self._patience = patience or DecodePatience()
+        self._vocab_tokens = vocab_tokens
         self._open: dict[int, Receiving] = {}
         self._accepted: OrderedDict[int, None] = OrderedDict()
 
@@ -232,6 +237,8 @@ class DecodeSide:
 
     def _sealed(self, one: Receiving, seal: Seal, now_ns: int) -> list[Action]:
         match one.state:
+            case DecodeState.FILLING if not is_possible(seal, self._vocab_tokens):
+                return self._refuse(one, KvFault.INVALID)
             case DecodeState.FILLING:
                 return self._verify(one, seal, now_ns)
             case DecodeState.FENCING:
@@ -266,9 +273,7 @@ class DecodeSide:
             corrupt_blocks=event.corrupt_blocks,
         )
         if event.corrupt_blocks or one.first is None:
-            failed = Tell(FailKv(seq_id, epoch, KvFault.CORRUPT))
-            refused = Send(one.peer, Refused(epoch, KvFault.CORRUPT))
-            return [Note(fact), failed, *self._free(one), refused]
+            return [Note(fact), *self._refuse(one, KvFault.CORRUPT)]
         one.state = DecodeState.ADMITTING
         self._remember(epoch)
         admit = Tell(AdmitKv(seq_id, epoch, one.first))
@@ -325,6 +330,11 @@ class DecodeSide:
         one.resend_at_ns = now_ns + self._patience.resend_ns
         return [Send(one.peer, Abort(one.epoch))]
 
+    def _refuse(self, one: Receiving, why: KvFault) -> list[Action]:
+        """What was sealed is not used: the prompt is computed here."""
+        failed = Tell(FailKv(one.submit.seq_id, one.epoch, why))
+        return [failed, *self._free(one), Send(one.peer, Refused(one.epoch, why))]
+
     def _free(self, one: Receiving) -> list[Action]:
         """No write can land any more: the transfer is over."""
         del self._open[one.epoch]
@@ -334,11 +344,3 @@ class DecodeSide:
         self._accepted[epoch] = None
         if len(self._accepted) > _REMEMBERED:
             self._accepted.popitem(last=False)
-
-
-def corrupt_blocks(check: Check, found: Sequence[bytes]) -> int:
-    """Blocks of a check whose digest, as it was `found` here, is not what the seal says; all of
-    them if the seal has other digests than were asked for, or does not hold together."""
-    if total_digest(check.epoch, check.digests) != check.total:
-        return len(check.blocks)
-    return len(corrupt_places(check.digests, found))

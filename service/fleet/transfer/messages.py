@@ -26,6 +26,8 @@ from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 
 MAX_BLOCKS = 1 << 20
 """Of one transfer: what a peer may ask for, far more than any context."""
+MAX_BLOCK = (1 << 32) - 1
+"""The largest number of a block that a write can name."""
 
 
 class PeerId(msgspec.Struct, frozen=True, order=True):

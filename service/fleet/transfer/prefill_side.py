@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from service.engine.inbox import Cancel, ReleaseKv
+from service.engine.inbox import Cancel, ReleaseKv, Submit
 from service.engine.kv.blocks import blocks_for
 from service.fleet.transfer.actions import (
     Action,
@@ -39,6 +39,7 @@ from service.fleet.transfer.actions import (
 from service.fleet.transfer.digests import total_digest
 from service.fleet.transfer.epochs import SeenEpochs
 from service.fleet.transfer.messages import (
+    MAX_BLOCK,
     MAX_BLOCKS,
     Abort,
     Accepted,
@@ -68,12 +69,14 @@ class PrefillSide:
         layout: Layout,
         number: Callable[[Begin], int],
         patience: PrefillPatience | None = None,
+        refusal: Callable[[Submit], str | None] = lambda submit: None,
     ) -> None:
         """`number` gives the sequence's number in this engine; that of the other one means nothing
-        here."""
+        here. `refusal` says why this engine cannot take a sequence; None: it can."""
         self._layout = layout
         self._number = number
         self._patience = patience or PrefillPatience()
+        self._refusal = refusal
         self._open: dict[int, Sending] = {}
         self._seen: dict[PeerId, SeenEpochs] = {}
 
@@ -158,8 +161,6 @@ class PrefillSide:
         if one is not None or epoch in seen:
             return [Send(peer, Failed(epoch, KvFault.EPOCH_USED))]
         seen.add(epoch)
-        if not self._can_serve(begin):
-            return [Send(peer, Failed(epoch, KvFault.UNSUPPORTED))]
         submit = replace(
             begin.submit,
             seq_id=self._number(begin),
@@ -169,6 +170,9 @@ class PrefillSide:
             deadline_ns=None,
             first_token_by_ns=None,
         )
+        why = self._fault_of(begin, submit)
+        if why is not None:
+            return [Send(peer, Failed(epoch, why))]
         expires_ns = now_ns + self._patience.hold_ns
         one = Sending(peer, begin, submit.seq_id, now_ns, expires_ns)
         one.pushed_blocks = one.arrived_blocks = begin.skip_blocks
@@ -259,14 +263,18 @@ class PrefillSide:
 
     # Parts
 
-    def _can_serve(self, begin: Begin) -> bool:
-        """Whether its blocks would mean the same there, and the request holds together."""
-        submit, wanted = begin.submit, len(begin.blocks)
-        blocks = blocks_for(len(submit.prompt), self._layout.block_tokens)
+    def _fault_of(self, begin: Begin, submit: Submit) -> KvFault | None:
+        """Why its blocks would not mean the same there, or the request does not hold together."""
+        wanted, skipped = len(begin.blocks), begin.skip_blocks
         adapted = submit.adapter or submit.prompt_output is not None
-        fits = 0 < wanted <= MAX_BLOCKS and begin.skip_blocks >= 0
-        complete = begin.skip_blocks + wanted == blocks
-        return begin.layout == self._layout and not adapted and fits and complete
+        if begin.layout != self._layout or adapted:
+            return KvFault.UNSUPPORTED
+        blocks = blocks_for(len(submit.prompt), self._layout.block_tokens)
+        if not 0 < wanted <= MAX_BLOCKS or skipped < 0 or skipped + wanted != blocks:
+            return KvFault.UNSUPPORTED
+        if min(begin.blocks) < 0 or max(begin.blocks) > MAX_BLOCK:
+            return KvFault.INVALID
+        return None if self._refusal(submit) is None else KvFault.INVALID
 
     def _prompt_blocks(self, one: Sending) -> int:
         return blocks_for(len(one.begin.submit.prompt), self._layout.block_tokens)

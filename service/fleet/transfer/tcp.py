@@ -24,6 +24,7 @@ import msgspec
 
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
+from service.fleet.transfer.tcp_addresses import Address, Door, SilentAddresses
 from service.fleet.transfer.tcp_frames import (
     ACK,
     WRITE,
@@ -35,10 +36,15 @@ from service.fleet.transfer.tcp_frames import (
 )
 from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
 from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEvent, Written
+from telemetry.facts.clock import Clock, MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
 KEY_BYTES = 16
-_MOST_CONNECTIONS = 256
+MOST_PROVED = 256
+"""Connections that others have opened and proved: fewer engines have one compute for them."""
+MOST_UNPROVED = 64
+"""Those that have proved nothing yet. An engine takes a round trip for that, so as many at once are
+strangers: the oldest makes room for the next."""
 _MOST_NEWS = 1024
 _INCARNATION_BITS = 53  # fits a double, as JSON readers have them
 _ENCODER = msgspec.msgpack.Encoder()
@@ -72,6 +78,7 @@ class TcpEndpoint:
         listen: tuple[str, int] | None = ("127.0.0.1", 0),
         wake: Callable[[], None] = lambda: None,
         patience: LinkPatience | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Raises OSError if the address cannot be had."""
         assert len(memory_key) == KEY_BYTES, len(memory_key)
@@ -83,7 +90,10 @@ class TcpEndpoint:
         self._done: deque[TransportEvent] = deque()
         self._news: deque[LinkNews] = deque(maxlen=_MOST_NEWS)
         self._sessions: dict[PeerId, TcpSession] = {}
-        self._by_address: dict[tuple[str, int], TcpSession] = {}
+        self._unproved: dict[PeerId, TcpSession] = {}  # of others, oldest first
+        self._guests: set[PeerId] = set()  # proved, of others
+        self._by_address: dict[Address, TcpSession] = {}
+        self._silent = SilentAddresses(clock or MonotonicClock())
         self._names: dict[PeerId, str] = {}
         self._writes: dict[int, _Write] = {}
         self._fences: set[int] = set()
@@ -91,15 +101,12 @@ class TcpEndpoint:
         self._is_closed = False
         self.refused_writes = self.staging_full = 0
         self.strangers: Counter[KvLinkEnd] = Counter()
-        self._listener = None if listen is None else _listening(*listen)
-        self.address: tuple[str, int] | None = None
-        if self._listener is not None:
-            self.address = self._listener.getsockname()[:2]
-            self._start(self._accept, self._listener)
+        self._door = None if listen is None else Door(listen, self._let_in, self._missed)
+        self.address = None if self._door is None else self._door.address
 
-    def peer_at(self, address: tuple[str, int]) -> PeerId:
+    def peer_at(self, address: Address) -> PeerId:
         """The engine that listens there, by a connection that is there or is being made; PeerGone
-        comes if it cannot be."""
+        comes if it cannot be, and at once where there was no answer lately."""
         with self._lock:
             known = self._by_address.get(address)
             if known is not None and known.why is None:
@@ -107,9 +114,18 @@ class TcpEndpoint:
             host, port = address
             peer = PeerId(f"{host}:{port}", secrets.randbits(_INCARNATION_BITS))
             session = TcpSession(peer, self, self._patience)
-            self._sessions[peer] = self._by_address[address] = session
-        connect = partial(socket.create_connection, address, timeout=self._patience.proof_s)
-        self._start(session.run, connect, self._prove_ours)
+            is_silent = address in self._silent
+            if not is_silent:
+                self._sessions[peer] = self._by_address[address] = session
+        if is_silent:
+            self._came.append((PeerGone(peer), 0))
+            self._wake()
+            return peer
+        try:
+            self._start(session.run, partial(self._connect, address), self._prove_ours)
+        except RuntimeError:
+            session.end(KvLinkEnd.NO_RESOURCES)
+            self.ended(session)
         return peer
 
     def send(self, peer: PeerId, message: Message) -> None:
@@ -170,20 +186,24 @@ class TcpEndpoint:
 
     def close(self) -> None:
         """Close every connection; peers see this engine as gone."""
-        self._is_closed = True
-        if self._listener is not None:
-            self._listener.close()
-        for session in list(self._sessions.values()):
+        with self._lock:
+            self._is_closed, sessions = True, list(self._sessions.values())
+        if self._door is not None:
+            self._door.close()
+        for session in sessions:
             session.end(KvLinkEnd.SHUT_DOWN)
 
     # What sessions tell, in their threads
 
     def proved(self, session: TcpSession, peer: str) -> None:
         with self._lock:
-            if not session.peer.name:  # it has connected to this engine
+            if self._unproved.pop(session.peer, None) is not None:  # another engine opened it
+                if len(self._guests) >= MOST_PROVED:
+                    raise LinkError(KvLinkEnd.TOO_MANY)
                 del self._sessions[session.peer]
                 session.peer = PeerId(peer, session.peer.incarnation)
                 self._sessions[session.peer] = session
+                self._guests.add(session.peer)
             self._names[session.peer] = peer
         self._news.append((peer, None))
         self._wake()
@@ -209,13 +229,17 @@ class TcpEndpoint:
         assert session.why is not None
         with self._lock:
             self._sessions.pop(session.peer, None)
+            self._unproved.pop(session.peer, None)
+            self._guests.discard(session.peer)
             for address in [a for a, one in self._by_address.items() if one is session]:
                 del self._by_address[address]
+                if session.why is KvLinkEnd.NOT_PROVEN:
+                    self._silent.add(address)
             for ticket in [t for t, write in self._writes.items() if write.session is session]:
                 self._writes[ticket].ok = False
                 self._finish(ticket, self._writes[ticket])
-            name = self._names.pop(session.peer, session.peer.name)
-            if not session.peer.name:
+            name = self._names.pop(session.peer, session.peer.name or None)
+            if name is None:
                 self.strangers[session.why] += 1
                 return
         self._news.append((name, session.why))
@@ -227,25 +251,43 @@ class TcpEndpoint:
     def _prove_ours(self, connection: socket.socket) -> Sealed:
         return connected(connection, self._key, self._name)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # closed
-            peer = PeerId("", secrets.randbits(_INCARNATION_BITS))  # its name is in the proof
-            session = TcpSession(peer, self, self._patience)
+    def _connect(self, address: Address) -> socket.socket:
+        """Raises OSError. That nobody listens is said at once, and is no silence."""
+        try:
+            return socket.create_connection(address, timeout=self._patience.proof_s)
+        except ConnectionRefusedError:
+            raise
+        except OSError:
             with self._lock:
-                is_full = self._is_closed or len(self._sessions) >= _MOST_CONNECTIONS
-                if is_full:
-                    self.strangers[KvLinkEnd.TOO_MANY] += 1
-                else:
-                    self._sessions[peer] = session
-            if is_full:
+                self._silent.add(address)
+            raise
+
+    def _missed(self) -> None:
+        with self._lock:
+            self.strangers[KvLinkEnd.NO_RESOURCES] += 1
+
+    def _let_in(self, connection: socket.socket) -> None:
+        """Raises RuntimeError where no thread can be started."""
+        peer = PeerId("", secrets.randbits(_INCARNATION_BITS))  # its name is in the proof
+        session = TcpSession(peer, self, self._patience)
+        oldest: TcpSession | None = None
+        with self._lock:
+            if self._is_closed:
                 connection.close()
-            else:
-                prove = partial(accepted, key=self._key, name=self._name)
-                self._start(session.run, partial(_same, connection), prove)
+                return
+            if len(self._unproved) >= MOST_UNPROVED:
+                oldest = self._unproved.pop(next(iter(self._unproved)))
+            self._sessions[peer] = self._unproved[peer] = session
+        if oldest is not None:
+            oldest.end(KvLinkEnd.TOO_MANY)
+        prove = partial(accepted, key=self._key, name=self._name)
+        try:
+            self._start(session.run, partial(_same, connection), prove)
+        except RuntimeError:
+            with self._lock:
+                del self._sessions[peer], self._unproved[peer]
+            connection.close()
+            raise
 
     def _land(self, body: memoryview) -> bytes:
         """Write a block if it may be written; gives the acknowledgement."""
@@ -289,13 +331,9 @@ class TcpEndpoint:
             self._done.append(FenceEnded(epoch))
 
     def _start(self, work: Callable[..., None], *given: object) -> None:
+        """Raises RuntimeError if the process may have no more threads."""
         threading.Thread(target=work, args=given, daemon=True, name="phasescope-kv").start()
 
 
 def _same(connection: socket.socket) -> socket.socket:
     return connection
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)

@@ -24,6 +24,7 @@ from service.fleet.wire.handshake import Forged
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
 _MOST_QUEUED = 65_536
+_ENDS = (OSError, LinkError, Forged, msgspec.MsgspecError, struct.error, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class TcpSession:
                 try:
                     if self.why is None:
                         self._use(connection, prove)
-                except (OSError, LinkError, Forged, msgspec.MsgspecError, struct.error) as error:
+                except _ENDS as error:
                     self.end(_why(error, self.is_proven))
         except OSError:
             self.end(KvLinkEnd.UNREACHABLE)
@@ -158,5 +159,7 @@ def _why(error: Exception, is_proven: bool) -> KvLinkEnd:
             return KvLinkEnd.SILENT if is_proven else KvLinkEnd.NOT_PROVEN
         case OSError():
             return KvLinkEnd.CLOSED if is_proven else KvLinkEnd.NOT_PROVEN
+        case RuntimeError() if not isinstance(error, RecursionError):
+            return KvLinkEnd.NO_RESOURCES  # its threads cannot be started
         case _:
             return KvLinkEnd.GARBAGE

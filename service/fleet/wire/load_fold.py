@@ -23,6 +23,13 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvLost,
+    KvRefused,
+    KvReleased,
+    KvReserved,
+)
 from telemetry.facts.records import Fact
 
 _LEARNED = 1 / 32
@@ -33,14 +40,18 @@ _NOT_OF_THE_COST = {"at_ns", "step_id"}
 class LoadFold:
     """Takes each frame's facts. The queue is counted from sequences that came and went: an engine
     that is busy with a long step records no step. What of waiting prompts is in the prefix cache is
-    known when they are admitted; until then they are taken to have as much as the last ones."""
+    known when they are admitted; until then they are taken to have as much as the last ones. A
+    prompt that another engine computes is none that waits here, unless its KV does not come; the
+    blocks that it is written into count as used."""
 
     def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         """Nothing is known of the engine."""
-        self._waiting: dict[int, int] = {}  # tokens of each
+        self._waiting: dict[int, int] = {}  # tokens to be computed of each
+        self._elsewhere: dict[int, int] = {}  # tokens of each whose KV is to come
+        self._reserved: dict[int, int] = {}  # blocks in quarantine of each transfer
         self._prompts: dict[int, int] = {}  # running: tokens still to be computed
         self._contexts: dict[int, int] = {}  # running: tokens that it has
         self._targets: dict[int, int] = {}  # live: its own inter-token target
@@ -58,9 +69,13 @@ class LoadFold:
                 case StepRecorded():
                     self._step(fact)
                 case SequenceQueued():
-                    self._waiting[fact.seq_id] = fact.prompt_tokens
-                    if fact.itl_target_ns is not None:
-                        self._targets[fact.seq_id] = fact.itl_target_ns
+                    self._queued(fact)
+                case KvRefused() | KvLost():
+                    self._computed_here(fact.seq_id)
+                case KvReserved():
+                    self._reserved[fact.epoch] = fact.blocks
+                case KvAdmitted() | KvReleased():
+                    self._reserved.pop(fact.epoch, None)
                 case SequenceAdmitted():
                     self._admitted(fact)
                 case SequenceEnded():
@@ -68,6 +83,7 @@ class LoadFold:
                 case SequencesListed():  # facts were lost, ends may be among them
                     for seq_id in fact.over([*self._waiting, *self._contexts]):
                         self._over(seq_id)
+                    self._reserved.clear()
                 case EngineIdled():
                     self._blocks_used = fact.blocks_used
                 case EngineStarted():
@@ -90,11 +106,31 @@ class LoadFold:
         self._is_auto, self._is_chunked = fact.auto_budget, fact.chunked_prefill
 
     def _over(self, seq_id: int) -> None:
-        for known in (self._waiting, self._prompts, self._contexts, self._targets):
+        for known in (
+            self._waiting, self._elsewhere, self._prompts, self._contexts, self._targets
+        ):  # fmt: skip
             known.pop(seq_id, None)
+
+    def _queued(self, fact: SequenceQueued) -> None:
+        self._waiting[fact.seq_id] = 0 if fact.receives_kv else fact.prompt_tokens
+        if fact.receives_kv:
+            self._elsewhere[fact.seq_id] = fact.prompt_tokens
+        if fact.itl_target_ns is not None:
+            self._targets[fact.seq_id] = fact.itl_target_ns
+
+    def _computed_here(self, seq_id: int) -> None:
+        """No KV comes for a sequence, or it has given it up."""
+        tokens = self._elsewhere.pop(seq_id, None)
+        if tokens is not None:
+            self._waiting[seq_id] = tokens
 
     def _admitted(self, fact: SequenceAdmitted) -> None:
         self._waiting.pop(fact.seq_id, None)
+        self._elsewhere.pop(fact.seq_id, None)
+        if fact.received_tokens:
+            self._prompts[fact.seq_id] = 0
+            self._contexts[fact.seq_id] = fact.hit_tokens + fact.received_tokens
+            return  # what it had in the cache says little of prompts that are computed here
         self._prompts[fact.seq_id] = max(0, fact.known_tokens - fact.hit_tokens)
         self._contexts[fact.seq_id] = fact.hit_tokens
         share = fact.hit_tokens / max(1, fact.known_tokens)
@@ -118,13 +154,14 @@ class LoadFold:
         """As of the last fact."""
         waiting_tokens = sum(self._waiting.values()) * (1.0 - self._hit_share)
         decoding = [seq_id for seq_id, left in self._prompts.items() if not left]
+        used = self._blocks_used + sum(self._reserved.values())  # each as of its last fact
         return Load(
             running=len(self._contexts),
             waiting=len(self._waiting),
             prompt_tokens=round(waiting_tokens) + sum(self._prompts.values()),
             decode_rows=len(decoding),
             context_tokens=sum(self._contexts[seq_id] for seq_id in decoding),
-            blocks_used=self._blocks_used,
+            blocks_used=min(self._blocks_total, used),
             blocks_total=self._blocks_total,
             max_seqs=self._max_seqs,
             budget_tokens=self._budget_tokens,

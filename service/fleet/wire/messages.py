@@ -196,13 +196,15 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
     """A sequence came into the batch for the first time; `hit_tokens` of its prompt were cached.
     That was `waited_ns` after its submit was read, by the node's clock: the news comes with the end
-    of the step that it came into. None: a node of an earlier release."""
+    of the step that it came into. None: a node of an earlier release. The KV of `received_tokens`
+    came from another engine."""
 
     seq_id: int
     known_tokens: int
     hit_tokens: int
     ghost_tokens: int
     waited_ns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    received_tokens: _COUNT = 0
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True):

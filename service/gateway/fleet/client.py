@@ -337,7 +337,8 @@ class FleetClient(EngineClient):
         known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
         self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))
         name, waited_ns = remote.link.name, admitted.waited_ns
-        fact = RemoteAdmitted(at_ns, admitted.seq_id, name, known, hit, ghost, waited_ns)
+        received = admitted.received_tokens
+        fact = RemoteAdmitted(at_ns, admitted.seq_id, name, known, hit, ghost, waited_ns, received)
         self._facts.append(fact)
 
     def _tell(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:

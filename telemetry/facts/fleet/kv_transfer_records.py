@@ -33,6 +33,7 @@ class KvFault(StrEnum):
     CANCELLED = "cancelled"  # its client went away, or it ended otherwise
     RELEASED = "released"  # its blocks were released while it waited for them
     PAUSED = "paused"  # its client reads too slowly, so that it does not hold blocks meanwhile
+    INVALID = "invalid"  # what the other engine says cannot be: an unknown token, no such block
 
 
 class KvLinkEnd(StrEnum):
@@ -48,6 +49,7 @@ class KvLinkEnd(StrEnum):
     WRONG_KEY = "wrong_key"
     PROTOCOL = "protocol"  # another version
     TOO_MANY = "too_many"  # connections
+    NO_RESOURCES = "no_resources"  # no descriptor, memory or thread for it
     SHUT_DOWN = "shut_down"  # by this end, which stops
 
 

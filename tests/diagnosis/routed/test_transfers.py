@@ -63,7 +63,7 @@ def transfer(
     return [
         *facts,
         KvAdmitted(seq_id, verified_ns, 0, epoch),
-        SequenceAdmitted(seq_id, admitted_ns, 0, 100, 100, 0, 0),
+        SequenceAdmitted(seq_id, admitted_ns, 0, 101, 0, 0, 0, 100),
     ]
 
 

@@ -14,12 +14,15 @@ from service.fleet.routing.decided_again import NoRouter, decide_again, with_old
 from service.fleet.routing.reports import Reported
 from service.fleet.routing.router import FleetFact
 from service.fleet.routing.settings import RoutingSettings
+from telemetry.facts.fleet.known_fleet import KnownFleet, KnownFleetFact
 from telemetry.facts.fleet.routing_records import (
     EngineDrainBegan,
     EngineJoined,
     EngineLeft,
+    EngineReported,
     LeaveReason,
     RequestRouted,
+    RouteEnded,
     RouteRefusal,
     RouteRefused,
     RouterStarted,
@@ -56,8 +59,61 @@ def test_recorded_choices_come_out_the_same_again(policy: RoutingPolicy) -> None
 
         again = decide_again(facts)
 
-        assert again.choices == sum(isinstance(one, RequestRouted) for one in facts)
+        assert again.choices == _choices(facts)
         assert not again.differing
+        assert not again.undecidable
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "lost", [EngineJoined, EngineLeft, EngineReported, RequestRouted, RouteEnded]
+)
+def test_choices_after_a_hole_in_the_record_are_counted_apart(
+    policy: RoutingPolicy, lost: type[FleetFact]
+) -> None:
+    """Whatever is missing, each choice is made again or cannot be."""
+    apart = 0
+    for seed in range(8):
+        facts = walk(seed, policy).facts
+        places = [n for n, one in enumerate(facts) if isinstance(one, lost)]
+        held = [one for n, one in enumerate(facts) if n not in places[:1]]
+        again = decide_again(held)
+
+        assert again.choices + again.undecidable == _choices(held)
+        apart += again.undecidable
+    assert apart or lost not in (EngineJoined, RequestRouted)
+
+
+def test_a_record_that_begins_in_the_middle_is_read_without_an_error() -> None:
+    """As a ring has it: who serves is said again first, and what was sent before is missing."""
+    facts = walk(1, RoutingPolicy.LEAST_FINISH).facts
+    known = KnownFleet()
+    for fact in facts[:100]:
+        if isinstance(fact, KnownFleetFact):
+            known.take(fact)
+    rest = facts[100:]
+    again = decide_again([*known.facts(), *rest])
+
+    assert again.undecidable
+    assert again.choices + again.undecidable == _choices(rest)
+
+
+def test_what_is_said_again_changes_nothing() -> None:
+    """A router's start and its engines come again in the middle of the record."""
+    facts = walk(1, RoutingPolicy.LEAST_FINISH).facts
+    known = KnownFleet()
+    for fact in facts[:100]:
+        if isinstance(fact, KnownFleetFact):
+            known.take(fact)
+    again = decide_again([*facts[:100], *known.facts(), *facts[100:]])
+
+    assert again.choices == _choices(facts)
+    assert not again.differing
+    assert not again.undecidable
+
+
+def _choices(facts: list[FleetFact]) -> int:
+    return sum(isinstance(one, RequestRouted) for one in facts)
 
 
 def test_another_policy_is_asked_about_the_same_moments() -> None:
