@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
+from service.device.sampling.gbnf import as_lark
 from service.device.sampling.grammar import (
     MaskRow,
     Matcher,
@@ -213,7 +213,7 @@ def _library_grammar(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(grammar.source)
         case GrammarKind.EBNF:
             try:
-                return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+                return LLMatcher.grammar_from_lark(as_lark(grammar.source))
             except Exception as error:  # the converter raises what Python happens to raise
                 reason = str(error) or type(error).__name__
                 raise GrammarRefused(_one_line(reason)) from error
