@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from queue import Queue
@@ -157,6 +160,32 @@ def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
     assert world.compiled(1, chain).error is None
     assert world.compiler.matcher(chain).allows([98, 256]) == 2
     world.compiler.close()
+
+
+LEADS_NOWHERE = """
+from service.engine.plan import Grammar, GrammarKind
+from service.text.dummy_tokenizer import dummy_tokenizer
+from tests.support.worlds.grammar_world import World
+
+rules = [f"r{i}: r{i + 1}" for i in range(3000)]
+world = World(dummy_tokenizer("tiny"))
+print(world.compiled(1, Grammar(GrammarKind.EBNF, "\\n".join(["start: r0", *rules]))).error)
+world.compiler.close()
+"""
+
+
+def test_a_chain_of_rules_that_leads_nowhere_is_refused_whatever_the_environment_says() -> None:
+    """With RUST_BACKTRACE the library would take the stack once for each rule, for minutes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LEADS_NOWHERE],
+        env={**os.environ, "RUST_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+
+    assert 'unknown name: "r3000"' in ended.stdout, ended.stderr
 
 
 def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:

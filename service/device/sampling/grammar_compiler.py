@@ -14,6 +14,7 @@ the worker, which changes no output.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -82,6 +83,8 @@ class GrammarCompiler:
         self._wanted: dict[int, Grammar] = {}  # by live sequence
         self._uses: Counter[Grammar] = Counter()  # live sequences that want it
         self._waiting: OrderedDict[int, Grammar] = OrderedDict()  # by sequence
+        # an error in a chain of rules has a cause for each: with a backtrace for each, minutes
+        os.environ["RUST_LIB_BACKTRACE"] = "0"
         self._library: LLTokenizer | None = None
         self._library_lock = threading.Lock()
         self._worker = _worker_with_a_large_stack()
