@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.simulation.sim_executor import sim_token
-from service.engine.inbox import SetRecording
+from service.engine.inbox import Pause, SetRecording
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.step_parts import Skip
@@ -203,6 +203,29 @@ def test_cancelling_the_last_sequence_is_recorded_without_a_step() -> None:
     assert isinstance(idle, EngineIdled)
     assert (idle.running, idle.waiting, idle.blocks_used) == (0, 0, 0)
     assert world.ends[seq_id] == [EndReason.DISCONNECT]
+
+
+def test_a_deadline_that_ends_the_last_paused_sequence_is_recorded_without_a_step() -> None:
+    """The gauges said that one runs; nothing and nobody else would say that it does no more."""
+    world = World()
+    seq_id = world.submit(4, max_tokens=50, deadline_ns=10**12)
+    world.step()
+    world.inbox.put(Pause(seq_id))
+    world.run()
+    held = world.facts[-1]
+    assert isinstance(held, EngineIdled)
+    assert held.running == 1
+
+    assert world.loop.wake_ns is not None
+    world.clock.advance(world.loop.wake_ns - world.clock.now_ns())
+    world.step()
+    idle = world.facts[-1]
+    assert world.ends[seq_id] == [EndReason.DEADLINE]
+    assert isinstance(idle, EngineIdled)
+    assert (idle.running, idle.waiting, idle.blocks_used) == (0, 0, 0)
+
+    world.step()
+    assert world.facts[-1] is idle, "nothing changed, and nothing is said"
 
 
 def test_cancelling_an_unknown_sequence_changes_nothing() -> None:
