@@ -6,6 +6,7 @@ import pytest
 
 from lab.simulation.sim_executor import sim_token
 from service.engine.inbox import Pause, SetRecording
+from service.engine.sequences.deadlines import Deadlines
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.step_parts import Skip
@@ -226,6 +227,20 @@ def test_a_deadline_that_ends_the_last_paused_sequence_is_recorded_without_a_ste
 
     world.step()
     assert world.facts[-1] is idle, "nothing changed, and nothing is said"
+
+
+def test_deadlines_of_sequences_that_have_ended_are_not_kept_for_a_day() -> None:
+    live: dict[int, None] = {}
+    deadlines = Deadlines(live)
+    for seq_id in range(5000):
+        live[seq_id] = None
+        deadlines.add(10**14 - seq_id, seq_id)
+        live.pop(seq_id - 10, None)
+
+    assert len(live) == 10
+    assert len(deadlines) <= 100
+    assert deadlines.next_ns == 10**14 - 4999
+    assert [one for one in deadlines.take_due(10**14) if one in live] == sorted(live)[::-1]
 
 
 def test_cancelling_an_unknown_sequence_changes_nothing() -> None:
