@@ -91,6 +91,7 @@ class EngineLoop:
         self._unchecked = False
         self._stalled = False
         self._recording = True
+        self._changed = False  # since the last EngineIdled
 
     @property
     def has_work(self) -> bool:
@@ -123,7 +124,7 @@ class EngineLoop:
             self._stalled = False
         if self.has_work:
             self._idle = False
-        elif commands or not self._idle:
+        elif commands or self._changed or not self._idle:
             self._note_idle()
         return self.scheduler.take_emissions()
 
@@ -281,11 +282,13 @@ class EngineLoop:
 
     def _record_facts(self, now_ns: int) -> None:
         for fact in self.scheduler.take_facts(now_ns):
+            self._changed = True
             self._lane.append(fact)
 
     def _note_idle(self) -> None:
         scheduler = self.scheduler
         self._idle = self._unchecked = True
+        self._changed = False
         self._lane.append(
             EngineIdled(
                 at_ns=self._clock.now_ns(),

@@ -15,7 +15,6 @@ dropped at commit. Freed blocks and slots may be reused at once: the executor ru
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from service.engine.limits_record import with_runtime
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
 from service.engine.remote_kv.desk import RemoteKv
+from service.engine.sequences.deadlines import Deadlines
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.prefix_blocks import prefix_cache_of
 from service.engine.sequences.request import Request, Status
@@ -87,7 +87,7 @@ class Scheduler:
         self.remote_kv = RemoteKv(limits, self.table, self.prefix, self.log)
         self._planner = Planner(limits, self.table, self.prefix, self.remote_kv.received, self.log)
         self.cost = self._planner.cost
-        self._deadlines: list[tuple[int, int]] = []
+        self._deadlines = Deadlines(self.table.live)
 
     @property
     def running(self) -> int:
@@ -108,9 +108,7 @@ class Scheduler:
     @property
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of a live request; None without one."""
-        while self._deadlines and self._deadlines[0][1] not in self.table.live:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_ns
 
     # Commands
 
@@ -149,7 +147,7 @@ class Scheduler:
             self.remote_kv.received.reserve(request, now_ns)
         self._planner.submitted(request, now_ns)
         if command.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
+            self._deadlines.add(command.deadline_ns, command.seq_id)
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """End a sequence; one that is unknown or has ended already is left alone."""
@@ -228,8 +226,7 @@ class Scheduler:
 
     def plan(self, now_ns: int) -> Plan:
         """Decide the next step. An empty plan is not to be launched."""
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, seq_id = heapq.heappop(self._deadlines)
+        for seq_id in self._deadlines.take_due(now_ns):
             self.cancel(seq_id, EndReason.DEADLINE)
         plan = self._planner.plan(now_ns)
         if not plan.is_empty:

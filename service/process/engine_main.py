@@ -45,6 +45,7 @@ from service.process import frames
 from service.process.adapter_store import AdapterStore
 from service.process.engine_limits import limits_of
 from service.process.gateway_connection import GatewayConnection, GatewayGone
+from service.process.grammars import Compiler, Grammars
 from service.process.heartbeat import Heartbeat
 from service.process.kv_exchange import KvExchange, open_exchange
 from service.process.live_sequences import SequenceLister
@@ -76,7 +77,7 @@ class EngineServer:
         loop: EngineLoop,
         lane: Lane,
         clock: Clock,
-        compiler: GrammarCompiler,
+        compiler: Compiler,
         profiles: Profiles,
         pauses: Lane | None = None,
         heartbeat: Heartbeat | None = None,
@@ -84,10 +85,10 @@ class EngineServer:
     ) -> None:
         self._gateway = gateway
         self._clock = clock
-        self._compiler = compiler
         self._profiles = profiles
         self._inbox = inbox
         self._loop = loop
+        self._grammars = Grammars(compiler, loop)
         self._lane = lane
         self._lister = SequenceLister(clock)
         self._prefixes = PrefixNews(loop.scheduler.prefix, gateway)
@@ -124,8 +125,9 @@ class EngineServer:
                         return
                     case frames.Launch() | frames.UseVocabulary():
                         raise ValueError(f"a second {type(message).__name__}")
-            self._compile(constrained + self._poll_kv())
+            self._grammars.compile(constrained + self._poll_kv())
             emissions = self._loop.step()
+            self._grammars.after_step(emissions)
             facts = self._take_facts()
             if self._kv is not None:
                 emissions = self._kv.after_step(emissions, facts)
@@ -164,16 +166,6 @@ class EngineServer:
     @property
     def _lost(self) -> int:
         return self._lane.lost + self._pauses.lost
-
-    def _compile(self, submits: list[Submit]) -> None:
-        """Request the compilation of grammars, but not for sequences that the queue refused."""
-        if not submits:
-            return
-        self._loop.apply_commands()
-        for submit in submits:
-            if submit.seq_id in self._loop.scheduler.table.live:
-                assert submit.grammar is not None
-                self._compiler.request(submit.seq_id, submit.grammar)
 
     def _idle_s(self) -> float | None:
         """How long the loop may wait for a message; None: without limit."""
@@ -251,7 +243,7 @@ def _run(
     compilers: list[GrammarCompiler] = []
 
     def make_compiler(vocab_logits: int) -> GrammarCompiler:
-        # as many as requests can wait, or a grammar would be evicted before it is used
+        # as many as sequences can be live; what live ones want is kept anyway
         kept = config.queue_limit_requests + config.max_seqs
         vocabulary = _read_only(gateway, frames.UseVocabulary).vocabulary
         compilers.append(GrammarCompiler(vocabulary, vocab_logits, clock, on_ready, kept))
@@ -285,6 +277,7 @@ def _run(
         ).serve()
     finally:
         profiles.close()
+        compilers[0].close()
         adapters.close()
         if kv is not None:
             kv.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +45,28 @@ def test_every_row_gets_the_hosts_token(
             assert found[index] == int(logits[index].argmax())
         else:
             assert found[index] == draw_rows(logits[index : index + 1], [one], [chance])[0]
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}],
+    ids=str,
+)
+def test_a_row_without_a_distribution_gets_its_likeliest_token_and_spares_the_others(
+    fields: dict[str, Any], spoilt: float
+) -> None:
+    """A token below 0 would end the process on a GPU, and no token at all everybody's step."""
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(7))
+    logits[1, 20] = spoilt
+    params = [SamplingParams(temperature=1.0, **fields)] * 3
+    chances = [0.3, 0.6, 0.9]
+    alone = [draw_rows(logits[row : row + 1], params[:1], [chances[row]])[0] for row in (0, 2)]
+    asked = draws_of(params, chances, [False] * 3)
+
+    assert draw_rows(logits, params, chances) == [alone[0], 20, alone[1]]
+    found = draw_on_device(logits, asked.numbers, asked.most_k).tolist()
+    assert found == [alone[0], 20, alone[1]]
 
 
 def test_only_the_needed_part_of_the_logits_is_sorted() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lab.simulation.sim_executor import sim_token
-from service.engine.inbox import SetRecording
+from service.engine.inbox import Pause, SetRecording
+from service.engine.sequences.deadlines import Deadlines
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.step_parts import Skip
@@ -203,6 +204,43 @@ def test_cancelling_the_last_sequence_is_recorded_without_a_step() -> None:
     assert isinstance(idle, EngineIdled)
     assert (idle.running, idle.waiting, idle.blocks_used) == (0, 0, 0)
     assert world.ends[seq_id] == [EndReason.DISCONNECT]
+
+
+def test_a_deadline_that_ends_the_last_paused_sequence_is_recorded_without_a_step() -> None:
+    """The gauges said that one runs; nothing and nobody else would say that it does no more."""
+    world = World()
+    seq_id = world.submit(4, max_tokens=50, deadline_ns=10**12)
+    world.step()
+    world.inbox.put(Pause(seq_id))
+    world.run()
+    held = world.facts[-1]
+    assert isinstance(held, EngineIdled)
+    assert held.running == 1
+
+    assert world.loop.wake_ns is not None
+    world.clock.advance(world.loop.wake_ns - world.clock.now_ns())
+    world.step()
+    idle = world.facts[-1]
+    assert world.ends[seq_id] == [EndReason.DEADLINE]
+    assert isinstance(idle, EngineIdled)
+    assert (idle.running, idle.waiting, idle.blocks_used) == (0, 0, 0)
+
+    world.step()
+    assert world.facts[-1] is idle, "nothing changed, and nothing is said"
+
+
+def test_deadlines_of_sequences_that_have_ended_are_not_kept_for_a_day() -> None:
+    live: dict[int, None] = {}
+    deadlines = Deadlines(live)
+    for seq_id in range(5000):
+        live[seq_id] = None
+        deadlines.add(10**14 - seq_id, seq_id)
+        live.pop(seq_id - 10, None)
+
+    assert len(live) == 10
+    assert len(deadlines) <= 100
+    assert deadlines.next_ns == 10**14 - 4999
+    assert [one for one in deadlines.take_due(10**14) if one in live] == sorted(live)[::-1]
 
 
 def test_cancelling_an_unknown_sequence_changes_nothing() -> None:

@@ -45,6 +45,24 @@ def test_what_moves_to_host_memory_is_still_held() -> None:
     assert held.digests == set(first)
 
 
+def test_what_is_taken_from_host_memory_is_not_held_until_it_is_computed_with() -> None:
+    """Its sequence may end before, and then it is nowhere."""
+    cache = PrefixCache(4, 4, "m", CpuOffloadIndex(2, Retention()))
+    held = cache.watch(1)
+    first = _filled(cache, 2, 0)
+    cache.pool.release(cache.grow(4, 0))
+    cache.copied(cache.take_copies())
+    held.take()
+
+    table = cache.acquire(cache.match(first, 0), 2, 0)
+    assert not held.digests
+    assert set(held.take().removed) == set(first)
+
+    for depth, (digest, block) in enumerate(zip(first, table, strict=True), 1):
+        cache.register(digest, block, "", depth)
+    assert held.take() == HeldChanges(False, tuple(first), ())
+
+
 def test_a_flush_is_told_as_a_whole() -> None:
     cache = PrefixCache(8, 4, "m")
     held = cache.watch(1)

@@ -19,6 +19,7 @@ from service.model_files.strict_keys import IgnoredKey, StrictKeys
 _PLAIN_NAME = re.compile(r"\^?[\w.]+")
 _LAYER_INDEX = re.compile(r"model\.layers\.(\d+)\.")
 _ALL_LINEAR = "all-linear"
+_MOST_FLOAT32 = 3.4028234663852886e38
 
 _DESCRIBES = IgnoredKey("it describes the file, not the adapter")
 _TRAINING = IgnoredKey("it is of training")
@@ -111,7 +112,7 @@ def read_adapter_config(path: Path, values: Mapping[str, Any], most_rank: int) -
     config = AdapterConfig(
         path=path,
         rank=_rank(keys, "r", keys.integer("r"), most_rank),
-        alpha=keys.number("lora_alpha"),
+        alpha=_alpha(keys),
         by_root=keys.flag("use_rslora"),
         targets=_targets(keys),
         excluded=_names(keys, "exclude_modules"),
@@ -124,6 +125,18 @@ def read_adapter_config(path: Path, values: Mapping[str, Any], most_rank: int) -
     )
     keys.finish(_IGNORED)
     return config
+
+
+def _alpha(keys: StrictKeys) -> float:
+    _require_finite(keys, "lora_alpha", keys.peek("lora_alpha"))
+    return keys.number("lora_alpha")
+
+
+def _require_finite(keys: StrictKeys, key: str, value: object) -> None:
+    """Where it is a number: one of float32, in which scales are kept. JSON as Python reads it has
+    NaN and Infinity, and one of them would be in every logit."""
+    if isinstance(value, int | float) and not abs(value) <= _MOST_FLOAT32:
+        raise keys.refused(key, value, "a number that float32 can hold is expected")
 
 
 def _rank(keys: StrictKeys, key: str, value: object, most: int) -> int:
@@ -170,6 +183,7 @@ def _pattern(keys: StrictKeys, key: str) -> dict[str, Any]:
             raise keys.refused(key, name, "an expression is not run here; name each module")
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise keys.refused(f"{key}.{name}", number, "a number is expected")
+        _require_finite(keys, f"{key}.{name}", number)
     return value
 
 

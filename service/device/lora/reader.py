@@ -148,7 +148,7 @@ class _Reader:
             tensor: torch.Tensor = self._file.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{self._path}: tensor {name}: {error}") from error
-        if not bool(tensor.isfinite().all()):
+        if not bool(tensor.to(self._dtype).isfinite().all()):
             raise ConfigError(f"{self._path}: tensor {name} has numbers that are not finite")
         return tensor.float()
 

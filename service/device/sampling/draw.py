@@ -6,6 +6,9 @@ in order of ids where there is none. Only the start of that order is ever needed
 of 0.9 is nearly always among the likeliest few tokens, so those are picked out first, and
 more only when they do not suffice.
 
+A row with NaN or infinity among its logits has no distribution. It gets its likeliest token, so
+that no other row of the step suffers by it.
+
 Whatever is done for several rows at once is done row by row inside torch, so a draw does
 not depend on the batch it is part of.
 """
@@ -35,10 +38,14 @@ def draw_rows(
     """One token for each row of logits [rows, vocab]."""
     temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
     rows = torch.softmax(logits.double() / temperature.to(logits.device), dim=-1)
+    spoilt = rows[:, 0].isnan().tolist()  # a row is so altogether or not at all
     candidates = min(_FIRST_CANDIDATES, rows.shape[-1])
     leading = rows.topk(candidates) if any(_is_nucleus(p) for p in params) else None
     tokens: list[int] = []
     for index, (one, uniform) in enumerate(zip(params, uniforms, strict=True)):
+        if spoilt[index]:
+            tokens.append(int(logits[index].argmax()))
+            continue
         first = None if leading is None else (leading.values[index], leading.indices[index])
         tokens.append(_draw_one(rows[index], one, uniform, first))
     return tokens

@@ -50,7 +50,8 @@ def draw_on_device(logits: torch.Tensor, numbers: torch.Tensor, most_k: int | No
         is_filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
         chosen = _filtered(probabilities, top_k, top_p, min_p, uniform, most_k)
         found = torch.where(is_filtered[:, 0], chosen, found)
-    return torch.where(greedy[:, 0] > 0, best, found)
+    is_spoilt = probabilities[:, 0].isnan()  # altogether, as in `draw`
+    return torch.where((greedy[:, 0] > 0) | is_spoilt, best, found)
 
 
 def _filtered(
@@ -81,7 +82,7 @@ def _at(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     running = probabilities.cumsum(dim=-1)
     indices = torch.searchsorted(running, uniform * running[:, -1:], right=True)
     last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
-    return torch.minimum(indices, last)[:, 0]
+    return torch.minimum(indices, last).clamp_min(0)[:, 0]  # else -1 for a row without numbers
 
 
 def _filters(params: SamplingParams, is_greedy: bool) -> bool:

@@ -6,23 +6,26 @@ its length, by the library's own limits, and, per mask, by the same limits again
 worker has a large stack: the library follows rules that lead to rules by recursion, and a
 chain of a few thousand would otherwise end the process.
 
-A request waits until its grammar is ready, so the sampler finds what it needs. Only for a
-grammar that has been pushed out of the cache since (or a replay without the wait) the
-sampler waits for the worker, which costs milliseconds and changes no output.
+A request waits until its grammar is ready, and what a live sequence asked for stays, so the sampler
+finds what it needs. What nobody wants any more is not built: clients that ask and leave cost others
+no wait. Only for a grammar that was not asked for (a replay without the wait) the sampler waits for
+the worker, which changes no output.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
+from service.device.sampling.gbnf import as_lark
 from service.device.sampling.grammar import (
     MaskRow,
     Matcher,
@@ -59,7 +62,7 @@ class GrammarRefused(Exception):
 
 
 class GrammarCompiler:
-    """Grammars by their text. `request` and `matcher` may be called from any thread."""
+    """Grammars by their text. Any thread may call it."""
 
     def __init__(
         self,
@@ -77,6 +80,11 @@ class GrammarCompiler:
         self._ends = end_tokens_only(vocabulary.end_token_ids, vocab_logits)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarRefused] = OrderedDict()
+        self._wanted: dict[int, Grammar] = {}  # by live sequence
+        self._uses: Counter[Grammar] = Counter()  # live sequences that want it
+        self._waiting: OrderedDict[int, Grammar] = OrderedDict()  # by sequence
+        # an error in a chain of rules has a cause for each: with a backtrace for each, minutes
+        os.environ["RUST_LIB_BACKTRACE"] = "0"
         self._library: LLTokenizer | None = None
         self._library_lock = threading.Lock()
         self._worker = _worker_with_a_large_stack()
@@ -86,12 +94,29 @@ class GrammarCompiler:
         return self._vocab_logits
 
     def request(self, seq_id: int, grammar: Grammar) -> None:
-        """Have it ready; `on_ready` tells, at once if it is known, else from the worker."""
-        known = self._look_up(grammar)
+        """Have it ready until the sequence has `ended`; `on_ready` tells, at once if it is known,
+        else from the worker."""
+        with self._lock:
+            known = self._known(grammar)
+            self._wanted[seq_id] = grammar
+            self._uses[grammar] += 1
+            if known is None:
+                self._waiting[seq_id] = grammar
         if known is None:
-            self._worker.submit(self._work, seq_id, grammar)
+            self._worker.submit(self._work)
         else:
             self._on_ready(_ready(seq_id, 0, True, known))
+
+    def ended(self, seq_id: int) -> None:
+        """The sequence wants its grammar no more; one that wanted none is no matter."""
+        with self._lock:
+            self._waiting.pop(seq_id, None)
+            grammar = self._wanted.pop(seq_id, None)
+            if grammar is not None:
+                self._uses[grammar] -= 1
+                if not self._uses[grammar]:
+                    del self._uses[grammar]
+                    self._evict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A fresh matcher. Of a grammar that was refused it allows end tokens only."""
@@ -101,10 +126,17 @@ class GrammarCompiler:
         return Matcher(found.deep_copy(), self._ends)
 
     def close(self) -> None:
-        """Let the worker end; grammars that still wait are given up."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Let the worker end after what it builds; grammars that still wait are given up."""
+        with self._lock:
+            self._waiting.clear()
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self, seq_id: int, grammar: Grammar) -> None:
+    def _work(self) -> None:
+        """Build for the sequence that has waited longest, if one still waits."""
+        with self._lock:
+            if not self._waiting:
+                return
+            seq_id, grammar = self._waiting.popitem(last=False)
         begin_ns = self._clock.now_ns()
         found = self._look_up(grammar)
         cached = found is not None
@@ -113,10 +145,14 @@ class GrammarCompiler:
 
     def _look_up(self, grammar: Grammar) -> LLMatcher | GrammarRefused | None:
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-            return found
+            return self._known(grammar)
+
+    def _known(self, grammar: Grammar) -> LLMatcher | GrammarRefused | None:
+        """Under the lock."""
+        found = self._compiled.get(grammar)
+        if found is not None:
+            self._compiled.move_to_end(grammar)
+        return found
 
     def _build(self, grammar: Grammar) -> LLMatcher | GrammarRefused:
         built: LLMatcher | GrammarRefused
@@ -124,13 +160,20 @@ class GrammarCompiler:
             built = compile_grammar(grammar, self._tokenizer(), self._vocab_logits)
         except GrammarRefused as refused:
             built = refused
-        except Exception as error:  # whatever happens, the sequence that waits gets an answer
+        except BaseException as error:  # a panic too: the sequence that waits gets an answer
             built = GrammarRefused(_one_line(f"the grammar cannot be compiled: {error}"))
         with self._lock:
             self._compiled[grammar] = built
-            while len(self._compiled) > self._cached_grammars:
-                self._compiled.popitem(last=False)
+            self._evict()
         return built
+
+    def _evict(self) -> None:
+        """Under the lock: what is too much, but not what a live sequence wants."""
+        excess = len(self._compiled) - self._cached_grammars
+        if excess > 0:
+            unused = (grammar for grammar in self._compiled if grammar not in self._uses)
+            for grammar in list(islice(unused, excess)):
+                del self._compiled[grammar]
 
     def _tokenizer(self) -> LLTokenizer:
         """Built for the first grammar: a server that is never asked for one does not pay."""
@@ -213,7 +256,7 @@ def _library_grammar(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(grammar.source)
         case GrammarKind.EBNF:
             try:
-                return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+                return LLMatcher.grammar_from_lark(as_lark(grammar.source))
             except Exception as error:  # the converter raises what Python happens to raise
                 reason = str(error) or type(error).__name__
                 raise GrammarRefused(_one_line(reason)) from error

@@ -134,13 +134,16 @@ class PrefixCache:
         Offloaded blocks are pinned before blocks are allocated, because allocation may evict into
         CPU memory; their slots are freed after the copies out of them are queued. What is copied
         in is registered when its step is committed, like all that a step computes: a step may
-        fail.
+        fail. Until then it is held nowhere.
         """
         self._now_ns = now_ns
         self.pool.retain(match.blocks)
         slots = (
             [self._offload.pin(digest) for digest in match.host_digests] if self._offload else []
         )
+        if self._watch is not None:
+            for digest in match.host_digests:
+                self._watch.went(digest)
         fresh = self.pool.allocate(blocks - len(match.blocks))
         for slot, block in zip(slots, fresh, strict=False):
             assert self._offload is not None

@@ -109,6 +109,12 @@ def test_what_does_not_matter_is_accepted(tmp_path: Path, config: dict[str, Any]
         ({"r": 5}, r"lora_A.weight has shape \[4, 64\], expected \[5, 64\].*rank"),
         ({"rank_pattern": {"(a+)+b": 8}}, "rank_pattern .*expression"),
         ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern.q_proj"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan .*float32"),
+        ({"lora_alpha": float("-inf")}, "lora_alpha -inf .*float32"),
+        ({"lora_alpha": 1e39}, r"lora_alpha 1e\+39 .*float32"),
+        ({"lora_alpha": 10**400}, "lora_alpha 10000.*float32"),
+        ({"alpha_pattern": {"q_proj": 1e39}}, "alpha_pattern.q_proj .*float32"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "alpha_pattern.q_proj nan .*float32"),
         ({"target_modules": ["q_proj"]}, "does not target .*k_proj, but .* has tensors"),
         ({"target_modules": None}, "target_modules None"),
         ({"exclude_modules": ["k_proj"]}, "does not target .*k_proj"),
@@ -147,6 +153,7 @@ def test_a_tensor_that_is_missing_wrong_or_not_finite_is_refused_by_name(tmp_pat
         (f"{Q0}.lora_B.weight", None, "has no tensor .*q_proj.lora_B.weight"),
         (f"{Q0}.lora_B.weight", torch.zeros(64, 4, dtype=torch.int8), "is I8"),
         (f"{Q0}.lora_A.weight", torch.full((4, 64), float("nan")), "not finite"),
+        (f"{Q0}.lora_A.weight", torch.full((4, 64), 1e39, dtype=torch.float64), "not finite"),
         (f"{Q0}.lora_A.weight", torch.zeros(4, 32), r"shape \[4, 32\], expected \[4, 64\]"),
     ):
         kept = {key: one for key, one in tensors.items() if key != name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 from queue import Queue
 
@@ -11,7 +12,7 @@ import pytest
 from service.config.settings import ConfigError
 from service.engine.executor import Adapter, CountedAdapters
 from service.engine.inbox import Inbox, WeightsRead
-from service.process.adapter_store import AdapterStore
+from service.process.adapter_store import MOST_HUNG, AdapterStore
 from telemetry.facts.clock import MonotonicClock
 
 GENEROUS_S = 60.0
@@ -22,15 +23,18 @@ class Weights:
 
 
 class Disk:
-    """Reads at once, raises, or hangs until it is let go."""
+    """Reads at once, raises, or hangs until it is let go: everything, or what is in `stuck`."""
 
     def __init__(self) -> None:
         self.executor = CountedAdapters()
         self.goes_on = threading.Event()
         self.hangs = False
+        self.stuck: frozenset[str] = frozenset()
+        self.begun: Queue[str] = Queue()
 
     def read_adapter(self, folder: Path) -> Adapter:
-        if self.hangs:
+        self.begun.put(folder.name)
+        if self.hangs or folder.name in self.stuck:
             self.goes_on.wait(GENEROUS_S)
         if folder.name == "broken":
             raise ConfigError(f"{folder} has no tensors; save the adapter again")
@@ -81,4 +85,44 @@ def test_a_read_that_hangs_fails_in_time_and_what_comes_of_it_is_dropped() -> No
     disk.goes_on.set()
     store.read(2, "broken")  # the thread goes on with the next one
     assert answers.get(timeout=GENEROUS_S).number == 2
+    store.close()
+
+
+def test_a_read_that_hangs_holds_up_no_other() -> None:
+    """Each has its time from its own begin, and one that has it not keeps the thread."""
+    disk = Disk()
+    disk.stuck = frozenset({"stuck"})
+    store, answers = store_of(disk, timeout_s=0.3)
+    store.load_at_start((), Inbox(), lambda: None)
+    for number, folder in enumerate(["stuck", "stuck", "folder"]):
+        store.read(number, folder)
+
+    told = [answers.get(timeout=GENEROUS_S) for _ in range(3)]
+    late = "not read within 0.3 s"
+    assert [(one.number, one.error) for one in told] == [(0, late), (1, late), (2, None)]
+    disk.goes_on.set()
+    store.close()
+
+
+def test_while_several_reads_hang_further_ones_fail_at_once() -> None:
+    """Each may bring a whole adapter one day, so they are few; one that comes back makes room."""
+    disk = Disk()
+    disk.stuck = frozenset({"stuck"})
+    store, answers = store_of(disk, timeout_s=0.05)
+    store.load_at_start((), Inbox(), lambda: None)
+    for number in range(MOST_HUNG + 2):
+        store.read(number, "stuck")
+
+    said = Counter(answers.get(timeout=GENEROUS_S).error for _ in range(MOST_HUNG + 2))
+    assert said == {
+        "not read within 0.05 s": MOST_HUNG,
+        f"{MOST_HUNG} reads of adapters hang; see to their file system": 2,
+    }
+    assert [disk.begun.get(timeout=GENEROUS_S) for _ in range(MOST_HUNG)] == ["stuck"] * MOST_HUNG
+    assert disk.begun.empty()
+    disk.goes_on.set()
+    error: str | None = "not yet"
+    while error is not None:
+        store.read(9, "folder")
+        error = answers.get(timeout=GENEROUS_S).error
     store.close()
