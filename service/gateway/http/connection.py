@@ -11,7 +11,6 @@ This module uses internals of uvicorn and httptools; tests/e2e/test_e2e_attacks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -21,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.config.http_settings import HttpConfig
 from service.gateway.errors import ApiError
 from service.gateway.http.acceptor import OpenConnections
+from service.gateway.http.closing_transport import ClosingTransport
 from service.gateway.http.http_errors import header_timeout, headers_too_large, not_http
 from service.gateway.http.plain_http import reply
 from telemetry.metrics.connections import Refusal
@@ -31,7 +31,6 @@ _BROKEN = "phasescope.body_broken"
 _HEADERS_MAX = 128
 _AHEAD_MAX = 16  # pipelined requests that wait for an earlier response
 _FREE_CHUNKS, _CHUNK_BYTES = 1024, 64  # after 1024 chunks, 64 bytes or more a chunk
-_LINGER_S = 2.0
 _WRITE_SLACK_S = 5.0  # so that a stream's own timer is first: it records the reason
 
 
@@ -47,61 +46,6 @@ def body_is_broken(scope: Scope) -> bool:
 
 class _StopParsing(Exception):
     """Stops the parser; the error has been chosen already."""
-
-
-def _discard(data: bytes) -> None:
-    """`write` of a closed connection."""
-
-
-class ClosingTransport:
-    """A transport for uvicorn whose `close` lets the client read the last response.
-
-    Closing a socket with unread bytes resets the connection, and the response is lost. So only the
-    sending side is closed, and what arrives in the next two seconds is discarded (`lingers`).
-    """
-
-    def __init__(self, transport: asyncio.Transport, stuck_write_s: float) -> None:
-        self._transport = transport
-        self._stuck_write_s = stuck_write_s
-        self._abort_timer: asyncio.TimerHandle | None = None
-        self._is_closing = False
-        self.lingers = False
-        # every token of a stream passes here
-        self.write: Callable[[bytes], None] = transport.write
-        self.get_extra_info = transport.get_extra_info
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-
-    def is_closing(self) -> bool:
-        return self._is_closing or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self.is_closing():
-            return
-        self.mark_closed()
-        is_read = self._transport.get_write_buffer_size() == 0
-        patience_s = _LINGER_S if is_read else self._stuck_write_s
-        self._abort_timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
-        if self.lingers and self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._transport.resume_reading()
-        else:
-            self._transport.close()
-
-    def abort(self) -> None:
-        self.mark_closed()
-        self._transport.abort()
-
-    def mark_closed(self) -> None:
-        """Discard what the application still writes."""
-        self._is_closing = True
-        self.write = _discard
-
-    def on_lost(self) -> None:
-        """The connection is closed."""
-        self.mark_closed()
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -157,7 +101,9 @@ class GuardedHttp(HttpToolsProtocol):
         self._closing.close()
 
     def eof_received(self) -> None:
-        self._closing.mark_closed()  # the transport closes itself
+        """The client sends no more: it has left. What it has not read yet is given up in time."""
+        self._closing.lingers = False
+        self._closing.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
