@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import httptools
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.config.http_settings import HttpConfig
 from service.gateway.errors import ApiError
@@ -59,6 +60,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().__init__(*args, **named)
         self._connections = connections or OpenConnections(HttpConfig())
         self._limits = self._connections.limits
+        self._served: RequestResponseCycle | None = None  # the others wait for it in `pipeline`
         self._in_body = False
         self._head_begun = False
         self._heads = 0
@@ -90,6 +92,10 @@ class GuardedHttp(HttpToolsProtocol):
         self._connections.mark_busy(self)
         self._connections.counts.open -= 1
         self._unset_keepalive_if_required()
+        if self._served is not None:  # uvicorn tells only the newest request
+            self._served.disconnected = not self._served.response_complete
+            self._served.message_event.set()
+            self._served = None
         super().connection_lost(exc)
 
     @property
@@ -152,7 +158,12 @@ class GuardedHttp(HttpToolsProtocol):
             self.pipeline[0][0].keep_alive = False  # no response after this one
             self._closing.lingers = True
             raise _StopParsing
+        is_served = self.is_idle
         super().on_headers_complete()
+        if is_served:
+            self._served = self.cycle
+        else:
+            self._read_on()
         self._head_begun = False
         self._in_body = True
         self._body_bytes = self._chunks = 0
@@ -168,6 +179,8 @@ class GuardedHttp(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
+        if self.pipeline:
+            self._read_on()
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -176,6 +189,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._served = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self._closing.is_closing() or not self.is_idle:
             return
@@ -194,6 +208,14 @@ class GuardedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch_write(False)
+
+    def _read_on(self) -> None:
+        """Read while little waits for the running response: the end of a connection that is not
+        read is not seen, and the request would run for nobody."""
+        if sum(len(waiting.body) for waiting, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
 
     def _count_head(self, count_bytes: int) -> None:
         self._head_bytes += count_bytes

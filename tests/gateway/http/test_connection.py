@@ -11,9 +11,13 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from service.gateway.http.arrival import arrived_ns
 from tests.support.servers.wired_http import PATIENCE_S, Wire, wired
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
+POST = b"POST /first HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n"
+GET = b"GET /second HTTP/1.1\r\nhost: h\r\n\r\n"
+LENGTH_2 = (b"content-length", b"2")
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -76,5 +80,70 @@ def test_a_client_that_ends_its_side_and_reads_nothing_loses_its_place_in_time(r
             wire.client.shutdown(socket.SHUT_WR)
             await wire.closed()
             await until(app.is_left)
+
+    run(scenario())
+
+
+class Waiting:
+    """An application that reads the body, and then waits for the client's end or for `answers`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int | None]] = []
+        self.is_read, self.is_left, self.answers = (asyncio.Event() for _ in range(3))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.calls.append((scope["path"], arrived_ns(scope)))
+        while (await receive()).get("more_body"):
+            pass
+        self.is_read.set()
+        leaving = asyncio.ensure_future(until_left(receive))
+        answering = asyncio.ensure_future(self.answers.wait())
+        await asyncio.wait({leaving, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            self.is_left.set()
+        leaving.cancel()
+        answering.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": [LENGTH_2]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["together", "apart"])
+def test_a_request_learns_that_its_client_left_although_another_waits_behind_it(
+    run: Run, is_apart: bool
+) -> None:
+    async def scenario() -> None:
+        app = Waiting()
+        async with wired(app) as wire:
+            await wire.send(POST + b"{}" + (b"" if is_apart else GET))
+            await until(app.is_read)
+            if is_apart:
+                await wire.send(GET)
+            wire.client.close()
+            await until(app.is_left)
+            await wire.closed()
+        assert [path for path, _ in app.calls] == ["/first"]
+
+    run(scenario())
+
+
+def test_requests_that_wait_are_read_up_to_a_bound_and_all_are_answered(run: Run) -> None:
+    """Their bodies are more than is kept of them; the client is held up meanwhile."""
+
+    async def scenario() -> None:
+        app = Waiting()
+        async with wired(app) as wire:
+            await wire.send(POST + b"{}")
+            await until(app.is_read)
+            app.answers.set()
+            body = b"x" * 30_000
+            later = b"POST /later HTTP/1.1\r\nhost: h\r\ncontent-length: 30000\r\n\r\n" + body
+            sending = asyncio.ensure_future(wire.send(later * 10))
+            answers = b""
+            while answers.count(b"200 OK") < 11 or not answers.endswith(b"ok"):
+                piece = await wire.receive()
+                assert piece, answers
+                answers += piece
+            await sending
+        assert [path for path, _ in app.calls] == ["/first"] + ["/later"] * 10
 
     run(scenario())
