@@ -112,8 +112,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._closing.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
+        if self._refused or self._closing.is_closing():
+            return  # what comes after the last answer is only taken, so that this can be read
         self._unset_keepalive_if_required()
         head_before = self._heads if self._head_begun else None
         try:

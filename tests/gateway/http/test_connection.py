@@ -147,3 +147,26 @@ def test_requests_that_wait_are_read_up_to_a_bound_and_all_are_answered(run: Run
         assert [path for path, _ in app.calls] == ["/first"] + ["/later"] * 10
 
     run(scenario())
+
+
+def test_nothing_is_served_after_an_answer_that_ends_the_connection(run: Run) -> None:
+    """The rest of the body is taken, so that the client can read the answer; what follows is not
+    a request."""
+    calls: list[str] = []
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        calls.append(scope["path"])
+        headers = [LENGTH_2, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def scenario() -> None:
+        async with wired(refuse) as wire:
+            await wire.send(POST)
+            assert (await wire.receive_until(b"no")).startswith(b"HTTP/1.1 401 ")
+            await wire.send(b"{}" + GET)
+            wire.client.shutdown(socket.SHUT_WR)
+            await wire.closed()
+
+    run(scenario())
+    assert calls == ["/first"]
