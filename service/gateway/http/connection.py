@@ -63,8 +63,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._served: RequestResponseCycle | None = None  # the others wait for it in `pipeline`
         self._in_body = False
         self._head_begun = False
-        self._heads = 0
-        self._head_bytes = 0
+        self._head_bytes = 0  # of its lines that are complete
+        self._raw_bytes = 0  # of the head, or of the body since the parser last passed something on
         self._body_bytes = 0
         self._chunks = 0
         self._refused = False  # nothing more is parsed
@@ -115,7 +115,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self._refused or self._closing.is_closing():
             return  # what comes after the last answer is only taken, so that this can be read
         self._unset_keepalive_if_required()
-        head_before = self._heads if self._head_begun else None
+        self._raw_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -125,18 +125,19 @@ class GuardedHttp(HttpToolsProtocol):
             if not self._refused:
                 self._refuse(*(self._refusal or (not_http(), Refusal.INVALID)))
             return
-        if self._head_begun and head_before == self._heads:
-            self._head_bytes += len(data)  # includes a header that is not complete
-            if self._head_bytes > 2 * self._limits.max_header_bytes:
+        if self._raw_bytes > 2 * self._limits.max_header_bytes:  # the parser keeps an unended line
+            if self._head_begun:
                 self._refuse(headers_too_large(self._limits), Refusal.HEADERS_TOO_LARGE)
+                return
+            if self._in_body:
+                self._refuse(not_http(), Refusal.INVALID)
                 return
         self._watch_head(self.is_idle and not self._in_body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_begun = True
-        self._heads += 1
-        self._head_bytes = 0
+        self._head_bytes = self._raw_bytes = 0
         cast(Scope, self.scope)[ARRIVED] = self.stamp_ns
 
     def on_url(self, url: bytes) -> None:
@@ -145,6 +146,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
+            self._raw_bytes = 0
             return  # a trailer: the request is being served already
         self._count_head(len(name) + len(value) + 4)
         if len(self.headers) >= _HEADERS_MAX:
@@ -166,17 +168,19 @@ class GuardedHttp(HttpToolsProtocol):
             self._read_on()
         self._head_begun = False
         self._in_body = True
-        self._body_bytes = self._chunks = 0
+        self._raw_bytes = self._body_bytes = self._chunks = 0
         self._closing.lingers = True
         self._connections.mark_busy(self)
 
     def on_chunk_header(self) -> None:
         """Refuse a body in tiny chunks: parsing them costs far more than its bytes do."""
+        self._raw_bytes = 0
         self._chunks += 1
         if self._chunks > _FREE_CHUNKS + self._body_bytes // _CHUNK_BYTES:
             raise _StopParsing
 
     def on_body(self, body: bytes) -> None:
+        self._raw_bytes = 0
         self._body_bytes += len(body)
         super().on_body(body)
         if self.pipeline:

@@ -11,7 +11,10 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from service.config.http_settings import HttpConfig
 from service.gateway.http.arrival import arrived_ns
+from service.gateway.http.connection import body_is_broken
+from telemetry.metrics.connections import Refusal
 from tests.support.servers.wired_http import PATIENCE_S, Wire, wired
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -170,3 +173,43 @@ def test_nothing_is_served_after_an_answer_that_ends_the_connection(run: Run) ->
 
     run(scenario())
     assert calls == ["/first"]
+
+
+@pytest.mark.parametrize("unended", [b"x-long: ", b"5;extension="], ids=["trailer", "extension"])
+def test_a_line_of_a_body_that_does_not_end_breaks_the_body(run: Run, unended: bytes) -> None:
+    """The parser would keep all of it, and copy it with each piece."""
+    broken: list[bool] = []
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body") and not body_is_broken(scope):
+            pass
+        broken.append(body_is_broken(scope))
+        await send({"type": "http.response.start", "status": 400, "headers": [LENGTH_2]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def scenario() -> None:
+        async with wired(read) as wire:
+            await wire.send(b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+            await wire.send(b"2\r\n{}\r\n" + (b"0\r\n" if b":" in unended else b"") + unended)
+            await wire.send(b"y" * 200_000)
+            assert (await wire.receive_until(b"no")).startswith(b"HTTP/1.1 400 ")
+            assert wire.refused(Refusal.INVALID) == 1
+
+    run(scenario())
+    assert broken == [True]
+
+
+def test_a_head_may_be_as_large_in_many_pieces_as_in_one(run: Run) -> None:
+    async def scenario() -> None:
+        app = Waiting()
+        app.answers.set()
+        limits = HttpConfig()
+        lines = b"".join(b"x-%d: %s\r\n" % (n, b"y" * 300) for n in range(100))
+        head = b"GET / HTTP/1.1\r\nhost: h\r\n" + lines + b"\r\n"
+        assert 0.9 < len(head) / limits.max_header_bytes < 1
+        async with wired(app, limits) as wire:
+            for at in range(0, len(head), 100):
+                wire.http.data_received(head[at : at + 100])
+            assert (await wire.receive_until(b"ok")).startswith(b"HTTP/1.1 200 ")
+
+    run(scenario())
