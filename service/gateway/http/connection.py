@@ -100,8 +100,9 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def expects_head(self) -> bool:
-        """The next bytes belong to a request's head."""
-        return self.is_idle and not self._refused
+        """The next bytes belong to a request's head, which may come behind a request that is being
+        served."""
+        return not (self._in_body or self._refused)
 
     def displace(self) -> None:
         self._closing.close()

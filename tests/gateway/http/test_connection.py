@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -37,6 +39,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 async def until(event: asyncio.Event) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await event.wait()
+
+
+async def until_there(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 async def until_left(receive: Receive) -> None:
@@ -211,5 +219,26 @@ def test_a_head_may_be_as_large_in_many_pieces_as_in_one(run: Run) -> None:
             for at in range(0, len(head), 100):
                 wire.http.data_received(head[at : at + 100])
             assert (await wire.receive_until(b"ok")).startswith(b"HTTP/1.1 200 ")
+
+    run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps what comes")
+@pytest.mark.parametrize("is_apart", [True, False], ids=["apart", "with the rest of a body"])
+def test_a_request_behind_another_did_not_arrive_with_it(run: Run, is_apart: bool) -> None:
+    async def scenario() -> None:
+        app = Waiting()
+        async with wired(app) as wire:
+            await wire.send(POST + (b"{}" if is_apart else b""))
+            await until_there(lambda: app.is_read.is_set() if is_apart else bool(app.calls))
+            first_was_there_ns = time.perf_counter_ns()
+            await wire.send(GET if is_apart else b"{}" + GET)
+            app.answers.set()
+            await until_there(lambda: len(app.calls) == 2)
+        (_, first_ns), (_, second_ns) = app.calls
+        assert first_ns is not None
+        assert first_ns <= first_was_there_ns
+        assert second_ns is None or second_ns >= first_was_there_ns
+        assert not is_apart or second_ns is not None
 
     run(scenario())
