@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from service.config.settings import ModelKind, ModelRef, SamplingDefaults
+from service.config.settings import Compat, ModelKind, ModelRef, SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
 from service.gateway.ingest.pool import IN_PLACE_BYTES, IngestPool
@@ -252,5 +254,47 @@ def test_every_body_with_a_schema_is_parsed_by_a_worker() -> None:
                 assert result.request is not None
                 assert result.request.grammar is not None
             assert running.reads_in_place(body())
+
+    asyncio.run(scenario())
+
+
+class OneThatFails:
+    """Starts workers; the third only when it `may_fail`, and then it fails."""
+
+    def __init__(self) -> None:
+        self.may_fail = threading.Event()
+        self._numbers = itertools.count(1)
+
+    def __call__(self, model: ModelRef, *, compat: Compat) -> WorkerProcess:
+        if next(self._numbers) == 3:
+            self.may_fail.wait(60)
+            raise WorkerDied
+        return WorkerProcess.start(model, compat=compat)
+
+
+def test_a_worker_that_does_not_start_fails_no_body_that_another_takes() -> None:
+    counts, launch = IngestCounts(), OneThatFails()
+
+    async def scenario() -> None:
+        async with pool(workers=3, counts=counts, launch=launch) as running:
+            running.warm_up()
+            async with asyncio.timeout(60):
+                while len(running.worker_pids) < 2:
+                    await asyncio.sleep(0.01)
+            slow = [
+                asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+                for _ in range(4)
+            ]
+            await until_one_computes(running)
+            launch.may_fail.set()
+            async with asyncio.timeout(20):
+                while not counts.worker_ends[WorkerEnd.NOT_STARTED]:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            failed = [task for task in slow if task.done() and task.exception() is not None]
+            for task in slow:
+                task.cancel()
+            assert failed == []
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
 
     asyncio.run(scenario())
