@@ -225,7 +225,7 @@ class GenerationHandler:
         texts = [
             choice.full_text
             for choice in self._choices
-            if choice.end is EndReason.EOS and choice.finish_reason == "stop"
+            if choice.is_sent and choice.end is EndReason.EOS and choice.finish_reason == "stop"
         ]
         if request.tools is not None or (request.grammar is not None and texts):
             self._response_sent = True
