@@ -148,6 +148,7 @@ class GenerationHandler:
         try:
             async with asyncio.timeout(state.config.request_timeout_s):
                 request, result = await self._ingest.read(body, self._recorder)
+            del body  # it may be large, and the answer may take long
             check_priority(state.config, self._scope, request.priority)
             timeout_s = request.timeout_s or state.config.request_timeout_s
             # the engine enforces the deadline; this is for an engine that does not answer
