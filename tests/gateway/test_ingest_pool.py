@@ -298,3 +298,35 @@ def test_a_worker_that_does_not_start_fails_no_body_that_another_takes() -> None
             assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
 
     asyncio.run(scenario())
+
+
+class SlowToEnd(WorkerProcess):
+    """Its end takes until the event loop says so; `was_told` if that came."""
+
+    may_end: ClassVar[threading.Event]
+    was_told: ClassVar[list[bool]]
+
+    def end(self) -> None:
+        self.was_told.append(self.may_end.wait(20))
+        super().end()
+
+
+def test_the_event_loop_does_not_wait_for_the_end_of_a_worker() -> None:
+    """A killed process may take long to end, for instance when the disk hangs."""
+    SlowToEnd.may_end, SlowToEnd.was_told = threading.Event(), []
+    counts = IngestCounts()
+
+    async def scenario() -> None:
+        async with pool(counts=counts, launch=SlowToEnd.start) as running:
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+            (pid,) = running.worker_pids
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(ApiError):
+                await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+            async with asyncio.timeout(20):
+                while running.worker_pids:
+                    await asyncio.sleep(0.01)
+            SlowToEnd.may_end.set()
+
+    asyncio.run(scenario())
+    assert SlowToEnd.was_told[0]

@@ -264,7 +264,7 @@ class IngestPool:
                     pass
             finally:
                 del self._running[worker]
-                worker.end()
+                await asyncio.shield(self._in_thread(worker.end))
 
     async def _start(self) -> WorkerProcess | None:
         starting = self._in_thread(self._start_worker)
@@ -272,7 +272,7 @@ class IngestPool:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the pool is closed: end the worker that is starting
             with contextlib.suppress(WorkerDied, OSError):
-                (await starting).end()
+                await self._in_thread((await starting).end)
             raise
         except (WorkerDied, OSError) as error:
             log.error("an ingest worker did not start: %s", error or type(error).__name__)
