@@ -141,7 +141,7 @@ class GenerationHandler:
             raise refused
         if state.drain.active:
             raise draining()
-        body = await read_body(self._scope, self._receive, state.config)
+        body = await read_body(self._scope, self._receive, state.config, state.bodies)
         if state.drain.active:
             raise draining()
         watcher = asyncio.create_task(self._watch_disconnect())

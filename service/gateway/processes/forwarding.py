@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted
 from service.gateway.http.asgi import header, read_body, send_error
+from service.gateway.http.body_room import BodyRoom
 from service.gateway.http.http_errors import main_process_silent
 
 _PATIENCE_S = 60.0  # a profile of many steps takes as long
@@ -31,6 +32,7 @@ class Forwarding:
     def __init__(self, path: str, config: GatewayConfig) -> None:
         self._path = path
         self._config = config
+        self._bodies = BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = _Started(send)
@@ -50,7 +52,7 @@ class Forwarding:
         if header(scope, b"content-length") not in (None, "0") or header(
             scope, b"transfer-encoding"
         ):
-            body = await read_body(scope, receive, self._config)
+            body = await read_body(scope, receive, self._config, self._bodies)
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
         try:
             writer.write(_head(scope, len(body)) + body)
