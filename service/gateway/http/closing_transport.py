@@ -34,12 +34,16 @@ class ClosingTransport:
     def is_closing(self) -> bool:
         return self._is_closing or self._transport.is_closing()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What is written and was not taken by the kernel: the client reads slowly."""
+        return self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         if self.is_closing():
             return
         self.mark_closed()
-        is_read = self._transport.get_write_buffer_size() == 0
-        patience_s = _LINGER_S if is_read else self._stuck_write_s
+        patience_s = self._stuck_write_s if self.unsent_bytes else _LINGER_S
         self._abort_timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
         if self.lingers and self._transport.can_write_eof():
             self._transport.write_eof()

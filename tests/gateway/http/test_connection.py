@@ -242,3 +242,20 @@ def test_a_request_behind_another_did_not_arrive_with_it(run: Run, is_apart: boo
         assert not is_apart or second_ns is not None
 
     run(scenario())
+
+
+def test_the_place_of_a_displaced_connection_is_free_although_its_answer_is_not_read(
+    run: Run,
+) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 10_000_000})
+
+    async def scenario() -> None:
+        async with wired(answer, small_buffers=True) as wire:
+            await wire.send(GET)
+            await until_there(lambda: wire.unsent_bytes > 0 and wire.http.is_idle)
+            wire.http.displace()
+            await wire.closed()
+
+    run(scenario())
