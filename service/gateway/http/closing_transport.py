@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+LEAST_READ_BYTES = 64 * 1024
+"""A client that reads so much in the time in which it may read nothing is slow, not stuck."""
 _LINGER_S = 2.0
 
 
@@ -43,8 +45,7 @@ class ClosingTransport:
         if self.is_closing():
             return
         self.mark_closed()
-        patience_s = self._stuck_write_s if self.unsent_bytes else _LINGER_S
-        self._abort_timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
+        self._watch_end()
         if self.lingers and self._transport.can_write_eof():
             self._transport.write_eof()
             self._transport.resume_reading()
@@ -59,6 +60,19 @@ class ClosingTransport:
         """Discard what the application still writes."""
         self._is_closing = True
         self.write = _discard
+
+    def _watch_end(self) -> None:
+        unsent_bytes = self.unsent_bytes
+        patience_s = self._stuck_write_s if unsent_bytes else _LINGER_S
+        loop = asyncio.get_running_loop()
+        self._abort_timer = loop.call_later(patience_s, self._on_timeout, unsent_bytes)
+
+    def _on_timeout(self, unsent_bytes: int) -> None:
+        """`unsent_bytes` were there when the wait began."""
+        if unsent_bytes - self.unsent_bytes >= LEAST_READ_BYTES:
+            self._watch_end()
+        else:
+            self._transport.abort()
 
     def on_lost(self) -> None:
         """The connection is closed."""

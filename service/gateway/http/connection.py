@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from service.config.http_settings import HttpConfig
 from service.gateway.errors import ApiError
 from service.gateway.http.acceptor import OpenConnections
-from service.gateway.http.closing_transport import ClosingTransport
+from service.gateway.http.closing_transport import LEAST_READ_BYTES, ClosingTransport
 from service.gateway.http.http_errors import header_timeout, headers_too_large, not_http
 from service.gateway.http.plain_http import reply
 from telemetry.metrics.connections import Refusal
@@ -293,10 +293,17 @@ class GuardedHttp(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
         if waits:
-            patience_s = self._connections.stuck_write_s + _WRITE_SLACK_S
-            self._write_timer = self.loop.call_later(patience_s, self._on_write_timeout)
+            stuck_s = self._connections.stuck_write_s
+            patience_s = stuck_s + min(stuck_s, _WRITE_SLACK_S)
+            self._write_timer = self.loop.call_later(
+                patience_s, self._on_write_timeout, self._closing.unsent_bytes
+            )
 
-    def _on_write_timeout(self) -> None:
+    def _on_write_timeout(self, unsent_bytes: int) -> None:
+        """`unsent_bytes` were there when the wait began."""
         self._write_timer = None
+        if unsent_bytes - self._closing.unsent_bytes >= LEAST_READ_BYTES:
+            self._watch_write(True)  # of a large answer, by a steady client
+            return
         self._connections.counts.refuse(Refusal.UNREAD)
         self._closing.abort()

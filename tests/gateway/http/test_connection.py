@@ -83,7 +83,7 @@ def test_a_client_that_ends_its_side_and_reads_nothing_loses_its_place_in_time(r
 
     async def scenario() -> None:
         app = Stuffing()
-        async with wired(app, stuck_write_s=0.05, small_buffers=True) as wire:
+        async with wired(app, stuck_write_s=0.05, buffer_bytes=4096) as wire:
             app.wire = wire
             await wire.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
             await until(app.is_stuffed)
@@ -252,10 +252,36 @@ def test_the_place_of_a_displaced_connection_is_free_although_its_answer_is_not_
         await send({"type": "http.response.body", "body": b"x" * 10_000_000})
 
     async def scenario() -> None:
-        async with wired(answer, small_buffers=True) as wire:
+        async with wired(answer, buffer_bytes=4096) as wire:
             await wire.send(GET)
             await until_there(lambda: wire.unsent_bytes > 0 and wire.http.is_idle)
             wire.http.displace()
             await wire.closed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("ending", [b"", b"connection: close\r\n"], ids=["kept", "closed"])
+def test_a_client_that_reads_slowly_and_steadily_gets_all_of_a_large_answer(
+    run: Run, ending: bytes
+) -> None:
+    """Which takes several times as long as it may read nothing."""
+    body = b"x" * 8_000_000
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def scenario() -> None:
+        async with wired(answer, stuck_write_s=0.75, buffer_bytes=256 * 1024) as wire:
+            await wire.send(b"GET / HTTP/1.1\r\nhost: h\r\n" + ending + b"\r\n")
+            found = 0
+            while found < len(body):
+                await asyncio.sleep(0.03)
+                piece = await wire.receive()
+                assert piece, found
+                found += len(piece)
+            assert wire.refused(Refusal.UNREAD) == 0
 
     run(scenario())

@@ -20,7 +20,6 @@ from telemetry.metrics.connections import ConnectionCounts, Refusal
 
 PATIENCE_S = 20.0
 """Only turns a hang into a failure."""
-_SMALL_BUFFER_BYTES = 4096
 
 
 class Wire:
@@ -72,11 +71,12 @@ async def wired(
     app: ASGIApp,
     limits: HttpConfig | None = None,
     stuck_write_s: float = 120.0,
-    small_buffers: bool = False,
+    buffer_bytes: int | None = None,
 ) -> AsyncIterator[Wire]:
-    """A connection to `app`; with `small_buffers` the kernel keeps little of what is not read."""
+    """A connection to `app`; the kernel keeps about `buffer_bytes` at either end of what is not
+    read."""
     connections = OpenConnections(limits or HttpConfig(), stuck_write_s=stuck_write_s)
-    client, accepted = _pair(small_buffers)
+    client, accepted = _pair(buffer_bytes)
     config = uvicorn.Config(
         app, ws="none", interface="asgi3", lifespan="off", access_log=False, log_config=None
     )
@@ -107,14 +107,14 @@ async def wired(
         await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
-def _pair(small_buffers: bool) -> tuple[socket.socket, socket.socket]:
+def _pair(buffer_bytes: int | None) -> tuple[socket.socket, socket.socket]:
     """Both ends of a connection over TCP."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stamp_arrivals(listener)
         client = socket.socket()
-        if small_buffers:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALL_BUFFER_BYTES)
+        if buffer_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         client.connect(listener.getsockname())
         accepted, _ = listener.accept()
     for end in (client, accepted):
