@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.config.settings import GatewayConfig
+from service.gateway.http.body_room import BodyRoom
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.reasons import EndReason
@@ -196,4 +197,5 @@ class ServerState:
     drain: Drain = field(default_factory=Drain)
     recorder: FlightRecorder | None = None
     connections: ConnectionCounts = field(default_factory=ConnectionCounts)
+    bodies: BodyRoom = field(default_factory=BodyRoom)
     not_ready_why: str = "the engine is loading or restarting"

@@ -7,6 +7,7 @@ block, no request. What is said about time is in the server's own settings, neve
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import socket
 import sys
@@ -186,6 +187,19 @@ def test_an_unread_body_ends_the_connection_and_not_the_server(server: Server, p
 
     assert status in (200, 404)
     assert headers["connection"] == "close"
+
+
+def test_the_body_of_a_request_that_is_being_served_is_not_kept(server: Server) -> None:
+    """A dozen large ones with a short prompt each, whose answers nobody reads."""
+    ask = {**ASK, "max_tokens": 2000, "stream": True, "logprobs": 20}
+    body = json.dumps(ask).encode() + b" " * (7 << 20)
+    before = resident(server)
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            client = stack.enter_context(RawClient(server.port))
+            client.send(request("POST", "/v1/completions", body=body, host=HOST))
+            assert client.socket.recv(12) == b"HTTP/1.1 200"
+        assert resident(server) < before + _RESIDENT_SLACK_BYTES
 
 
 def test_an_endless_chunk_extension_is_a_body_that_never_ends(server: Server) -> None:

@@ -112,3 +112,14 @@ def test_an_unsupported_constraint_is_a_400_with_the_reason(
     assert [answer.status_code for answer in answers] == [400, 400]
     assert messages[0] == messages[1]
     assert words in messages[0] + str(answers[0].json()["error"]["param"])
+
+
+def test_candidates_that_are_not_sent_are_not_judged(server: Server) -> None:
+    """Their text is not made: it would be an empty one that obeys nothing."""
+    regex = {"regex": "(yes|no)!"}
+    answer = server.completion(max_tokens=20, best_of=4, structured_outputs=regex)
+    facts = server.facts_of(answer.headers["x-request-id"])
+
+    (choice,) = answer.json()["choices"]
+    assert re.fullmatch(regex["regex"], choice["text"])
+    assert facts["output_valid"] is True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from service.config.settings import ModelKind, ModelRef, SamplingDefaults
+from service.config.settings import Compat, ModelKind, ModelRef, SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
 from service.gateway.ingest.pool import IN_PLACE_BYTES, IngestPool
@@ -254,3 +256,77 @@ def test_every_body_with_a_schema_is_parsed_by_a_worker() -> None:
             assert running.reads_in_place(body())
 
     asyncio.run(scenario())
+
+
+class OneThatFails:
+    """Starts workers; the third only when it `may_fail`, and then it fails."""
+
+    def __init__(self) -> None:
+        self.may_fail = threading.Event()
+        self._numbers = itertools.count(1)
+
+    def __call__(self, model: ModelRef, *, compat: Compat) -> WorkerProcess:
+        if next(self._numbers) == 3:
+            self.may_fail.wait(60)
+            raise WorkerDied
+        return WorkerProcess.start(model, compat=compat)
+
+
+def test_a_worker_that_does_not_start_fails_no_body_that_another_takes() -> None:
+    counts, launch = IngestCounts(), OneThatFails()
+
+    async def scenario() -> None:
+        async with pool(workers=3, counts=counts, launch=launch) as running:
+            running.warm_up()
+            async with asyncio.timeout(60):
+                while len(running.worker_pids) < 2:
+                    await asyncio.sleep(0.01)
+            slow = [
+                asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+                for _ in range(4)
+            ]
+            await until_one_computes(running)
+            launch.may_fail.set()
+            async with asyncio.timeout(20):
+                while not counts.worker_ends[WorkerEnd.NOT_STARTED]:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            failed = [task for task in slow if task.done() and task.exception() is not None]
+            for task in slow:
+                task.cancel()
+            assert failed == []
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+
+    asyncio.run(scenario())
+
+
+class SlowToEnd(WorkerProcess):
+    """Its end takes until the event loop says so; `was_told` if that came."""
+
+    may_end: ClassVar[threading.Event]
+    was_told: ClassVar[list[bool]]
+
+    def end(self) -> None:
+        self.was_told.append(self.may_end.wait(20))
+        super().end()
+
+
+def test_the_event_loop_does_not_wait_for_the_end_of_a_worker() -> None:
+    """A killed process may take long to end, for instance when the disk hangs."""
+    SlowToEnd.may_end, SlowToEnd.was_told = threading.Event(), []
+    counts = IngestCounts()
+
+    async def scenario() -> None:
+        async with pool(counts=counts, launch=SlowToEnd.start) as running:
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+            (pid,) = running.worker_pids
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(ApiError):
+                await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+            async with asyncio.timeout(20):
+                while running.worker_pids:
+                    await asyncio.sleep(0.01)
+            SlowToEnd.may_end.set()
+
+    asyncio.run(scenario())
+    assert SlowToEnd.was_told[0]

@@ -95,6 +95,11 @@ class Choice:
         """No more text will come."""
         return self.end is not None or self.stop_found
 
+    @property
+    def is_sent(self) -> bool:
+        """All of it was taken for the answer; candidates that are not among the best never are."""
+        return self._finish_sent
+
     def accept(self, emission: Emission) -> None:
         """Process an emission; sets `stop_found` when a stop string is complete."""
         if self.stop_found:

@@ -141,13 +141,14 @@ class GenerationHandler:
             raise refused
         if state.drain.active:
             raise draining()
-        body = await read_body(self._scope, self._receive, state.config)
+        body = await read_body(self._scope, self._receive, state.config, state.bodies)
         if state.drain.active:
             raise draining()
         watcher = asyncio.create_task(self._watch_disconnect())
         try:
             async with asyncio.timeout(state.config.request_timeout_s):
                 request, result = await self._ingest.read(body, self._recorder)
+            del body  # it may be large, and the answer may take long
             check_priority(state.config, self._scope, request.priority)
             timeout_s = request.timeout_s or state.config.request_timeout_s
             # the engine enforces the deadline; this is for an engine that does not answer
@@ -225,7 +226,7 @@ class GenerationHandler:
         texts = [
             choice.full_text
             for choice in self._choices
-            if choice.end is EndReason.EOS and choice.finish_reason == "stop"
+            if choice.is_sent and choice.end is EndReason.EOS and choice.finish_reason == "stop"
         ]
         if request.tools is not None or (request.grammar is not None and texts):
             self._response_sent = True

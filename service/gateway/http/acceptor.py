@@ -49,7 +49,7 @@ class OpenConnections:
         counts: ConnectionCounts | None = None,
         stuck_write_s: float = 120.0,
     ) -> None:
-        """`stuck_write_s` is how long a client may read nothing of what is sent to it."""
+        """`stuck_write_s` is how long a client may read next to nothing of what is sent to it."""
         self.limits = limits
         self.counts = ConnectionCounts() if counts is None else counts
         self.stuck_write_s = stuck_write_s

@@ -3,7 +3,8 @@
 A gateway whose event loop is busy, or that gets no CPU, reads its sockets late. Clients wait for
 that too, and a timestamp taken in Python does not include it. So connections ask the kernel for
 receive timestamps (SO_TIMESTAMPNS, socket(7)), which are looked up before a request's head is
-read. Under TLS, and on other systems than Linux, a request begins when it is read.
+read. Under TLS, on other systems than Linux, and where a head comes in one piece with the rest of
+the body before it, a request begins when it is read.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class StampedProtocol(asyncio.BufferedProtocol):
         self._http.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._http.expects_head:
-            self._http.stamp_ns = self._arrival_ns()
+        # of this read alone: a head behind the rest of a body has none
+        self._http.stamp_ns = self._arrival_ns() if self._http.expects_head else None
         return self._readable
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -8,6 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted, bad_request, too_large
+from service.gateway.http.body_room import BodyRoom, Place
 from service.gateway.http.connection import body_is_broken
 from service.gateway.http.http_errors import body_broken, body_timeout
 from service.gateway.http.limits import LABEL_CHARACTERS
@@ -22,20 +23,22 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, room: BodyRoom) -> bytes:
     """The whole body.
 
-    Raises ApiError when it is too slow or too large, Interrupted when the client disconnects.
+    Raises ApiError when it is too slow or too large, or `room` has none for it, and Interrupted
+    when the client disconnects.
     """
     patience_s = min(config.http.body_timeout_s, config.request_timeout_s or float("inf"))
     try:
         async with asyncio.timeout(patience_s):
-            return await _read_body(scope, receive, config.max_body_bytes)
+            with room.place() as place:
+                return await _read_body(scope, receive, config.max_body_bytes, place)
     except TimeoutError:
         raise body_timeout(patience_s) from None
 
 
-async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, limit_bytes: int, place: Place) -> bytes:
     stated = header(scope, b"content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limit_bytes:
         raise too_large(limit_bytes)
@@ -51,6 +54,7 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         size_bytes += len(part)
         if size_bytes > limit_bytes:
             raise too_large(limit_bytes)
+        place.grow(size_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             break

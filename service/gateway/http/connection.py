@@ -11,16 +11,17 @@ This module uses internals of uvicorn and httptools; tests/e2e/test_e2e_attacks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.config.http_settings import HttpConfig
 from service.gateway.errors import ApiError
 from service.gateway.http.acceptor import OpenConnections
+from service.gateway.http.closing_transport import LEAST_READ_BYTES, ClosingTransport
 from service.gateway.http.http_errors import header_timeout, headers_too_large, not_http
 from service.gateway.http.plain_http import reply
 from telemetry.metrics.connections import Refusal
@@ -31,7 +32,6 @@ _BROKEN = "phasescope.body_broken"
 _HEADERS_MAX = 128
 _AHEAD_MAX = 16  # pipelined requests that wait for an earlier response
 _FREE_CHUNKS, _CHUNK_BYTES = 1024, 64  # after 1024 chunks, 64 bytes or more a chunk
-_LINGER_S = 2.0
 _WRITE_SLACK_S = 5.0  # so that a stream's own timer is first: it records the reason
 
 
@@ -49,61 +49,6 @@ class _StopParsing(Exception):
     """Stops the parser; the error has been chosen already."""
 
 
-def _discard(data: bytes) -> None:
-    """`write` of a closed connection."""
-
-
-class ClosingTransport:
-    """A transport for uvicorn whose `close` lets the client read the last response.
-
-    Closing a socket with unread bytes resets the connection, and the response is lost. So only the
-    sending side is closed, and what arrives in the next two seconds is discarded (`lingers`).
-    """
-
-    def __init__(self, transport: asyncio.Transport, stuck_write_s: float) -> None:
-        self._transport = transport
-        self._stuck_write_s = stuck_write_s
-        self._abort_timer: asyncio.TimerHandle | None = None
-        self._is_closing = False
-        self.lingers = False
-        # every token of a stream passes here
-        self.write: Callable[[bytes], None] = transport.write
-        self.get_extra_info = transport.get_extra_info
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-
-    def is_closing(self) -> bool:
-        return self._is_closing or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self.is_closing():
-            return
-        self.mark_closed()
-        is_read = self._transport.get_write_buffer_size() == 0
-        patience_s = _LINGER_S if is_read else self._stuck_write_s
-        self._abort_timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
-        if self.lingers and self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._transport.resume_reading()
-        else:
-            self._transport.close()
-
-    def abort(self) -> None:
-        self.mark_closed()
-        self._transport.abort()
-
-    def mark_closed(self) -> None:
-        """Discard what the application still writes."""
-        self._is_closing = True
-        self.write = _discard
-
-    def on_lost(self) -> None:
-        """The connection is closed."""
-        self.mark_closed()
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
-
-
 class GuardedHttp(HttpToolsProtocol):
     """Tracks whether the connection is before or in a head, or in the body of `cycle`'s request."""
 
@@ -115,10 +60,11 @@ class GuardedHttp(HttpToolsProtocol):
         super().__init__(*args, **named)
         self._connections = connections or OpenConnections(HttpConfig())
         self._limits = self._connections.limits
+        self._served: RequestResponseCycle | None = None  # the others wait for it in `pipeline`
         self._in_body = False
         self._head_begun = False
-        self._heads = 0
-        self._head_bytes = 0
+        self._head_bytes = 0  # of its lines that are complete
+        self._raw_bytes = 0  # of the head, or of the body since the parser last passed something on
         self._body_bytes = 0
         self._chunks = 0
         self._refused = False  # nothing more is parsed
@@ -146,24 +92,35 @@ class GuardedHttp(HttpToolsProtocol):
         self._connections.mark_busy(self)
         self._connections.counts.open -= 1
         self._unset_keepalive_if_required()
+        if self._served is not None:  # uvicorn tells only the newest request
+            self._served.disconnected = not self._served.response_complete
+            self._served.message_event.set()
+            self._served = None
         super().connection_lost(exc)
 
     @property
     def expects_head(self) -> bool:
-        """The next bytes belong to a request's head."""
-        return self.is_idle and not self._refused
+        """The next bytes belong to a request's head, which may come behind a request that is being
+        served."""
+        return not (self._in_body or self._refused)
 
     def displace(self) -> None:
-        self._closing.close()
+        """Its place is wanted now: what its client has not read of the last answer is given up."""
+        if self._closing.unsent_bytes:
+            self._closing.abort()
+        else:
+            self._closing.close()
 
     def eof_received(self) -> None:
-        self._closing.mark_closed()  # the transport closes itself
+        """The client sends no more: it has left. What it has not read yet is given up in time."""
+        self._closing.lingers = False
+        self._closing.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
+        if self._refused or self._closing.is_closing():
+            return  # what comes after the last answer is only taken, so that this can be read
         self._unset_keepalive_if_required()
-        head_before = self._heads if self._head_begun else None
+        self._raw_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -173,18 +130,19 @@ class GuardedHttp(HttpToolsProtocol):
             if not self._refused:
                 self._refuse(*(self._refusal or (not_http(), Refusal.INVALID)))
             return
-        if self._head_begun and head_before == self._heads:
-            self._head_bytes += len(data)  # includes a header that is not complete
-            if self._head_bytes > 2 * self._limits.max_header_bytes:
+        if self._raw_bytes > 2 * self._limits.max_header_bytes:  # the parser keeps an unended line
+            if self._head_begun:
                 self._refuse(headers_too_large(self._limits), Refusal.HEADERS_TOO_LARGE)
+                return
+            if self._in_body:
+                self._refuse(not_http(), Refusal.INVALID)
                 return
         self._watch_head(self.is_idle and not self._in_body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_begun = True
-        self._heads += 1
-        self._head_bytes = 0
+        self._head_bytes = self._raw_bytes = 0
         cast(Scope, self.scope)[ARRIVED] = self.stamp_ns
 
     def on_url(self, url: bytes) -> None:
@@ -193,6 +151,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
+            self._raw_bytes = 0
             return  # a trailer: the request is being served already
         self._count_head(len(name) + len(value) + 4)
         if len(self.headers) >= _HEADERS_MAX:
@@ -206,22 +165,31 @@ class GuardedHttp(HttpToolsProtocol):
             self.pipeline[0][0].keep_alive = False  # no response after this one
             self._closing.lingers = True
             raise _StopParsing
+        is_served = self.is_idle
         super().on_headers_complete()
+        if is_served:
+            self._served = self.cycle
+        else:
+            self._read_on()
         self._head_begun = False
         self._in_body = True
-        self._body_bytes = self._chunks = 0
+        self._raw_bytes = self._body_bytes = self._chunks = 0
         self._closing.lingers = True
         self._connections.mark_busy(self)
 
     def on_chunk_header(self) -> None:
         """Refuse a body in tiny chunks: parsing them costs far more than its bytes do."""
+        self._raw_bytes = 0
         self._chunks += 1
         if self._chunks > _FREE_CHUNKS + self._body_bytes // _CHUNK_BYTES:
             raise _StopParsing
 
     def on_body(self, body: bytes) -> None:
+        self._raw_bytes = 0
         self._body_bytes += len(body)
         super().on_body(body)
+        if self.pipeline:
+            self._read_on()
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -230,6 +198,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._served = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self._closing.is_closing() or not self.is_idle:
             return
@@ -248,6 +217,14 @@ class GuardedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch_write(False)
+
+    def _read_on(self) -> None:
+        """Read while little waits for the running response: the end of a connection that is not
+        read is not seen, and the request would run for nobody."""
+        if sum(len(waiting.body) for waiting, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
 
     def _count_head(self, count_bytes: int) -> None:
         self._head_bytes += count_bytes
@@ -316,10 +293,17 @@ class GuardedHttp(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
         if waits:
-            patience_s = self._connections.stuck_write_s + _WRITE_SLACK_S
-            self._write_timer = self.loop.call_later(patience_s, self._on_write_timeout)
+            stuck_s = self._connections.stuck_write_s
+            patience_s = stuck_s + min(stuck_s, _WRITE_SLACK_S)
+            self._write_timer = self.loop.call_later(
+                patience_s, self._on_write_timeout, self._closing.unsent_bytes
+            )
 
-    def _on_write_timeout(self) -> None:
+    def _on_write_timeout(self, unsent_bytes: int) -> None:
+        """`unsent_bytes` were there when the wait began."""
         self._write_timer = None
+        if unsent_bytes - self._closing.unsent_bytes >= LEAST_READ_BYTES:
+            self._watch_write(True)  # of a large answer, by a steady client
+            return
         self._connections.counts.refuse(Refusal.UNREAD)
         self._closing.abort()

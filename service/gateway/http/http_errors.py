@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from service.config.http_settings import HttpConfig
-from service.gateway.errors import ApiError
+from service.gateway.errors import ApiError, busy
 from telemetry.facts.reasons import EndReason
+
+_BODIES_S = 2
 
 
 def not_http() -> ApiError:
@@ -31,6 +33,11 @@ def header_timeout(limits: HttpConfig) -> ApiError:
 def body_timeout(seconds: float) -> ApiError:
     message = f"the body did not come within {seconds:g} s"
     return ApiError(408, message, "timeout_error", "body_timeout", reason=EndReason.TIMEOUT)
+
+
+def too_many_bodies() -> ApiError:
+    message = "as many large bodies are being received as may"
+    return busy(EndReason.QUEUE_FULL, message, _BODIES_S)
 
 
 def too_many_connections() -> ApiError:

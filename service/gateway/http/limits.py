@@ -80,8 +80,17 @@ LOGPROBS = Limit(
     "so many are sorted, named and sent a token",
 )  # fmt: skip
 PROMPT_SCORES = Limit(
-    1 << 20, "token texts", "scores of prompts: their tokens times alternatives and one",
+    1 << 20, "token texts",
+    "scores of prompts: their tokens times alternatives and one, with each choice",
     "they are kept until the answer is sent, and each is written with its text",
+)  # fmt: skip
+RETURNED_IDS = Limit(
+    1 << 20, "token ids", "prompts that `return_token_ids` repeats, with each choice",
+    "they are written in one piece",
+)  # fmt: skip
+ECHOED_CHARACTERS = Limit(
+    8 << 20, "characters", "prompts that `echo` repeats, with each choice",
+    "they are written in one piece",
 )  # fmt: skip
 PRIORITY = Limit(100, "classes each way", "`priority`", "requests age through them")
 TIMEOUT_S = Limit(86_400, "seconds", "`timeout`", "a day")

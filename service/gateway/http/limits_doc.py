@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.gateway.http.body_room import FREE_BYTES, RECEIVED_BYTES
 from service.gateway.http.limits import all_limits
 
 _HEAD = f"""# Limits
@@ -17,7 +18,9 @@ states the same caps field by field.
 Connections are bounded by flags: how many (`--max-connections`), how long a head, a body and a
 pause may take (`--header-timeout`, `--body-timeout`, `--keep-alive-timeout`), how large a head may
 be (`--max-header-bytes`); a head has at most 128 headers, and 16 requests may be sent ahead of
-their answers. Of bodies above 4 KiB, 256 or 128 MiB may wait to be read; then there is a 429.
+their answers. Of bodies that are being received, {RECEIVED_BYTES >> 20} MiB may be there beside the
+first {FREE_BYTES >> 10} KiB of each, and of those above 4 KiB, 256 or 128 MiB may wait to be read;
+then there is a 429.
 
 | what | at most | unit | because |
 |---|---|---|---|"""

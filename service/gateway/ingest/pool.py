@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from service.config.settings import ModelRef
+from service.config.settings import Compat, ModelRef
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, busy, internal, timed_out
 from service.gateway.ingest.embedding_rendering import render_embeddings
@@ -90,6 +90,12 @@ class _Job:
 Queues = tuple[deque[_Job], ...]
 
 
+class Launch(Protocol):
+    """Starts a worker, as `WorkerProcess.start`."""
+
+    def __call__(self, model: ModelRef, *, compat: Compat) -> WorkerProcess: ...
+
+
 class IngestPool:
     """Runs jobs in worker processes; used on the event loop.
 
@@ -105,6 +111,7 @@ class IngestPool:
         counts: IngestCounts | None = None,
         waiting_jobs: int = WAITING_JOBS,
         waiting_bytes: int = WAITING_BYTES,
+        launch: Launch = WorkerProcess.start,
     ) -> None:
         assert workers > 0, workers
         self._counts = counts or IngestCounts()
@@ -112,13 +119,13 @@ class IngestPool:
         self._waiting_bytes = waiting_bytes
         self._reader = reader
         self._tokens = TokenReader(reader.tokenizer, reader.model, reader.dialect)
-        self._model = model
+        self._start_worker = lambda: launch(model, compat=reader.compat)
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
         self._wakeup = asyncio.Event()
         self._is_warm = False
         self._threads = ThreadPoolExecutor(workers, "phasescope-ingest")
-        self._running: set[WorkerProcess] = set()
+        self._running: dict[WorkerProcess, Queues] = {}  # and what each takes
         # the queues of each slot, in order of preference: neither size can starve the other
         takes = [(self._small,), *[(self._large, self._small)] * (workers - 1)]
         if workers == 1:
@@ -251,33 +258,36 @@ class IngestPool:
             worker = await self._start()
             if worker is None:
                 continue
-            self._running.add(worker)
+            self._running[worker] = queues
             try:
                 while await self._work(worker, await self._next(queues)):
                     pass
             finally:
-                self._running.discard(worker)
-                worker.end()
+                del self._running[worker]
+                await asyncio.shield(self._in_thread(worker.end))
 
     async def _start(self) -> WorkerProcess | None:
-        starting = self._in_thread(
-            lambda: WorkerProcess.start(self._model, compat=self._reader.compat)
-        )
+        starting = self._in_thread(self._start_worker)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the pool is closed: end the worker that is starting
             with contextlib.suppress(WorkerDied, OSError):
-                (await starting).end()
+                await self._in_thread((await starting).end)
             raise
         except (WorkerDied, OSError) as error:
             log.error("an ingest worker did not start: %s", error or type(error).__name__)
             self._counts.ended(WorkerEnd.NOT_STARTED)
-            for queue in (self._small, self._large):
-                while queue:
-                    _fail(queue.popleft(), internal())
-            self._count_waiting()
+            self._fail_unserved()
             await asyncio.sleep(_RETRY_S)
             return None
+
+    def _fail_unserved(self) -> None:
+        """Fail the waiting jobs that no running worker takes."""
+        served = [id(queue) for queues in self._running.values() for queue in queues]
+        for queue in (self._small, self._large):
+            while queue and id(queue) not in served:
+                _fail(queue.popleft(), internal())
+        self._count_waiting()
 
     async def _next(self, queues: Queues) -> _Job:
         while True:

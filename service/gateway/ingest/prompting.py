@@ -120,7 +120,7 @@ class BodyReader:
                 texts = self._texts(request)
                 request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
-                _check_scores(request, prompts)
+                _check_repeated(request, prompts)
             except ApiError as error:
                 if request.embedding is not None:
                     error.param = "input"  # whatever a prompt is called in other bodies
@@ -263,17 +263,41 @@ def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
 
 
-def _check_scores(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
-    """Refuse more scores than may be kept."""
-    if request.prompt_scores is None:
-        return
-    wanted = sum(prompt.tokens for prompt in prompts) * (1 + request.prompt_scores)
-    most = limits.PROMPT_SCORES.value
+def _check_repeated(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
+    """Refuse an answer that repeats more of its prompts than may be written in one piece."""
+    # a conversation is the whole answer's, a prompt is its choices'
+    is_each = request.messages is None or request.stream
+    times = request.choices if is_each else 1
+    tokens = sum(prompt.tokens for prompt in prompts) * times
+    _check_scores(request, tokens)
+    remedy = "send fewer or shorter prompts, or ask for fewer choices"
+    most = limits.RETURNED_IDS.value
+    if request.wishes.token_ids and tokens > most:
+        raise bad_request(
+            f"the answer would repeat {tokens} token ids of prompts; {most} may be asked for in "
+            f"one request: {remedy}",
+            "return_token_ids",
+        )
+    characters = sum(len(prompt.text) for prompt in prompts) * times
+    most = limits.ECHOED_CHARACTERS.value
+    if characters > most:
+        raise bad_request(
+            f"the answer would repeat {characters} characters of prompts; {most} may be asked for "
+            f"in one request: {remedy}",
+            "echo",
+        )
+
+
+def _check_scores(request: GenerationRequest, tokens: int) -> None:
+    """Refuse more scores than may be kept; `tokens` have some."""
+    legacy = request.logprobs if request.echo else None
+    each = sum(1 + shown for shown in (legacy, request.prompt_logprobs) if shown is not None)
+    wanted, most = tokens * each, limits.PROMPT_SCORES.value
     if wanted > most:
         param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         raise bad_request(
-            f"prompt tokens times {1 + request.prompt_scores} are {wanted}; {most} may be asked "
-            "for in one request: send fewer prompts, or ask for fewer alternatives",
+            f"prompt tokens times {each} are {wanted} in this answer; {most} may be asked for in "
+            "one request: send fewer prompts, or ask for fewer alternatives or choices",
             param,
         )
 

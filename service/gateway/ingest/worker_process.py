@@ -1,4 +1,4 @@
-"""Starts, asks and kills one ingest worker process. All calls block, without holding the
+"""Starts, asks and kills one ingest worker process. All calls but `kill` block, without holding the
 interpreter lock."""
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class WorkerProcess:
         return found
 
     def kill(self) -> None:
-        """Kill the process; a waiting `ask` raises WorkerDied."""
+        """Kill the process; a waiting `ask` raises WorkerDied. Does not wait for its end."""
         self._process.kill()
-        self._process.wait()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Kill the process and close its socket."""
+        """Kill the process, wait for its end and close its socket."""
         self.kill()
+        self._process.wait()
         self._connection.close()

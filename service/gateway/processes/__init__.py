@@ -9,7 +9,7 @@ and write its tokens. Their facts go to the main process.
                                  engine -> main process (facts)
 
 - `messages`: what main process and gateway processes say to each other.
-- in the main process: `sockets`, `pool`, `peer`, `intake`, `tallies`.
+- in the main process: `sockets`, `pool`, `peer`, `silence`, `intake`, `tallies`.
 - in a gateway process: `main_link`, `facts_out`, `engine_link`, `forwarding`, `unwatched`.
 - `shared_count`: a number that both see.
 """

@@ -14,9 +14,13 @@ from starlette.types import Message, Receive, Scope, Send
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted
 from service.gateway.http.asgi import header, read_body, send_error
+from service.gateway.http.body_room import BodyRoom
 from service.gateway.http.http_errors import main_process_silent
+from service.gateway.http.limits import PROFILE_S
 
-_PATIENCE_S = 60.0  # a profile of many steps takes as long
+_PATIENCE_S = 60.0  # for the head of an answer, and for each piece of it
+# an answer that begins when the steps have been taken and written
+_LONGER_S = {"/debug/profile": PROFILE_S.value + 10}
 _PIECE_BYTES = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 # of a request: the length is stated anew, and the connection is this process' own
@@ -28,15 +32,16 @@ _NOT_RETURNED = (b"connection", b"date", b"server", b"x-request-id")
 class Forwarding:
     """ASGI app: asks the main process, which listens at `path`."""
 
-    def __init__(self, path: str, config: GatewayConfig) -> None:
+    def __init__(self, path: str, config: GatewayConfig, patience_s: float = _PATIENCE_S) -> None:
         self._path = path
+        self._patience_s = patience_s
         self._config = config
+        self._bodies = BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = _Started(send)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._pass_on(scope, receive, started)
+            await self._pass_on(scope, receive, started)
         except ApiError as error:
             await send_error(send, error)
         except Interrupted:
@@ -50,20 +55,27 @@ class Forwarding:
         if header(scope, b"content-length") not in (None, "0") or header(
             scope, b"transfer-encoding"
         ):
-            body = await read_body(scope, receive, self._config)
+            body = await read_body(scope, receive, self._config, self._bodies)
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
         try:
-            writer.write(_head(scope, len(body)) + body)
-            await writer.drain()
-            status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
+            async with asyncio.timeout(self._patience_s + _LONGER_S.get(scope["path"], 0)):
+                writer.write(_head(scope, len(body)) + body)
+                await writer.drain()
+                head = await reader.readuntil(b"\r\n\r\n")
+            status, headers = _parsed(head)
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            while piece := await reader.read(_PIECE_BYTES):
+            while piece := await self._piece(reader):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    async def _piece(self, reader: asyncio.StreamReader) -> bytes:
+        """What comes next of a body; nothing at its end. Raises TimeoutError."""
+        async with asyncio.timeout(self._patience_s):
+            return await reader.read(_PIECE_BYTES)
 
 
 class _Started:

@@ -59,12 +59,10 @@ class Intake:
 
     def __init__(
         self,
-        clock: Clock,
         seen: Callable[[], tuple[int, int]],
         handle: Callable[[Peer, messages.ToMain], None],
         on_lost: Callable[[Peer], None],
     ) -> None:
-        self._clock = clock
         self._seen = seen
         self._handle = handle
         self._on_lost = on_lost
@@ -73,7 +71,7 @@ class Intake:
         """Read what has arrived, and handle what can be."""
         try:
             while peer.read():
-                peer.heard_ns = self._clock.now_ns()
+                peer.silent_ns = 0
         except Exception:  # closed, or what came cannot be read
             self.take(peer, even_early=True)
             self._on_lost(peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from telemetry.requests.timings import RequestTimings
 _CLAIM_S = 0.25
 _TIMINGS_S = 1.0
 
+Question = messages.Claim | messages.AskTimings
 Answer = messages.Claimed | messages.TimingsAre
 
 
@@ -44,6 +45,7 @@ class MainLink:
         self._drain = drain
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._claims: dict[int, str] = {}  # of those that have no answer yet
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -52,7 +54,11 @@ class MainLink:
     async def claim(self, request_id: str) -> bool:
         """Whether a request may have the id that its client sent; False also when the main process
         does not answer."""
-        answer = await self._ask(lambda number: messages.Claim(number, request_id), _CLAIM_S)
+        number = next(self._numbers)
+        self._claims[number] = request_id
+        answer = await self._ask(messages.Claim(number, request_id), _CLAIM_S)
+        if answer is not None:
+            del self._claims[number]
         return isinstance(answer, messages.Claimed) and answer.granted
 
     def release(self, request_id: str) -> None:
@@ -70,23 +76,32 @@ class MainLink:
 
     async def _timings(self, ended: RequestEnded) -> Answer | None:
         self._out.flush(even_empty=True)  # says which frames of the engine were read by now
-        return await self._ask(lambda number: messages.AskTimings(number, ended), _TIMINGS_S)
+        return await self._ask(messages.AskTimings(next(self._numbers), ended), _TIMINGS_S)
 
-    async def _ask(
-        self, question: Callable[[int], messages.ToMain], patience_s: float
-    ) -> Answer | None:
+    async def _ask(self, question: Question, patience_s: float) -> Answer | None:
         """The answer, None when it does not come in time."""
-        number = next(self._numbers)
+        number = question.number
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._asked[number] = answer
-        self._out.send(question(number))
+        self._out.send(question)
         try:
             async with asyncio.timeout(patience_s):
                 return await answer
-        except TimeoutError:
-            return None
+        except TimeoutError:  # it may have come at the last moment
+            return None if answer.cancelled() else answer.result()
         finally:
             del self._asked[number]
+
+    def _take(self, answer: Answer) -> None:
+        """Give an answer to who waits for it; an id that is granted when nobody does is released,
+        or no request would ever get it again."""
+        asked = self._asked.get(answer.number)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+            return
+        late = self._claims.pop(answer.number, None)
+        if late is not None and isinstance(answer, messages.Claimed) and answer.granted:
+            self._out.send(messages.Release(late))
 
     def _on_readable(self) -> None:
         try:
@@ -108,9 +123,7 @@ class MainLink:
                 if live is not None:
                     live.interrupt(message.reason)
             case messages.Claimed() | messages.TimingsAre():
-                asked = self._asked.get(message.number)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
+                self._take(message)
             case messages.Sync():
                 self._out.flush()
                 self._out.send(messages.Synced(message.number))

@@ -25,7 +25,8 @@ _POLL_S = 0.01
 
 class Peer:
     """A running gateway process. `space` is its number, never given again; `slot` says which
-    listener it has. `live` are the requests that it serves, by id."""
+    listener it has. `live` are the requests that it serves, by id. `silent_ns` is how long it was
+    seen to send nothing."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Peer:
         self.slot, self.space, self.process = slot, space, process
         self.is_ready = False
         self.failure: str | None = None
-        self.heard_ns = 0
+        self.silent_ns = 0
         self.live: dict[str, RemoteRequest] = {}
         self.claimed: set[str] = set()
         self.received = self.lost = 0

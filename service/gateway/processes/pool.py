@@ -1,8 +1,8 @@
 """Starts, watches, replaces and ends the gateway processes; the main process' side of `--gateways`.
 
-A process that ends, or is silent for `SILENT_NS`, is replaced; its requests end with an error
-that is recorded here, and the engine cancels their sequences. Its clients' connections are gone.
-Those that wait to be accepted are not: the listeners belong to the main process.
+A process that ends, or hangs (`silence`), is replaced; its requests end with an error that is
+recorded here, and the engine cancels their sequences. Its clients' connections are gone. Those that
+wait to be accepted are not: the listeners belong to the main process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from service.gateway.processes import messages
 from service.gateway.processes.intake import EngineLane, Intake
 from service.gateway.processes.peer import Peer, RemoteRequest
+from service.gateway.processes.silence import LOOK_NS, SilenceWatch
 from service.gateway.processes.tallies import Tallies
 from service.gateway.server_state import LiveRequest
 from telemetry.facts.clock import Clock
@@ -29,22 +30,11 @@ from telemetry.requests.timings import RequestTimings
 
 log = logging.getLogger("phasescope.gateways")
 
-SILENT_NS = 10_000_000_000
-"""A process that has sent nothing for so long hangs: forty beats are missing."""
-START_NS = 120_000_000_000
-"""A process that does not take connections after so long hangs in its start."""
-_WATCH_S = 0.5
 _PAUSES_S = (0.25, 0.5, 1, 2, 5, 10, 30)  # before a process is replaced, longer each time
 _STABLE_NS = 60_000_000_000
 _SYNC_S = 0.25
 
 Timings = Callable[[RequestEnded], RequestTimings | None]
-
-
-def is_overdue(is_ready: bool, silent_ns: int) -> bool:
-    """Whether a process that has been silent for so long, since its start or its last message, is
-    to be replaced."""
-    return silent_ns > (SILENT_NS if is_ready else START_NS)
 
 
 class GatewayStartFailed(Exception):
@@ -73,7 +63,7 @@ class GatewayPool:
         self._clock, self._listeners, self._launch = clock, listeners, launch
         self._handlers, self._lane, self._engine_lane = handlers, lane, engine_lane
         self._timings = timings
-        self._intake = Intake(clock, seen, self._handle, self._lose)
+        self._intake = Intake(seen, self._handle, self._lose)
         self._peers: dict[int, Peer] = {}  # by slot
         self._spaces = itertools.count(1)
         self._syncs: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
@@ -213,7 +203,7 @@ class GatewayPool:
 
     def _start(self, slot: int) -> None:
         peer = Peer.start(slot, next(self._spaces), self._listeners[slot])
-        peer.heard_ns = self._begun_ns[slot] = self._clock.now_ns()
+        self._begun_ns[slot] = self._clock.now_ns()
         self._peers[slot] = peer
         peer.send(self._launch(peer.space))
         asyncio.get_running_loop().add_reader(peer.fileno(), self._intake.read, peer)
@@ -279,16 +269,14 @@ class GatewayPool:
 
     async def _watch(self) -> None:
         """Kill processes that hang: their sockets close then."""
+        silence = SilenceWatch(self._clock, self._intake.read_all)
         while True:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(LOOK_NS / 1e9)
             self._engine_lane.release()
-            now_ns = self._clock.now_ns()
-            for peer in self.peers:
-                if is_overdue(peer.is_ready, now_ns - peer.heard_ns):
-                    log.warning("gateway process %d does not respond; it is replaced", peer.space)
-                    self.tallies.hung += 1
-                    peer.heard_ns = now_ns
-                    peer.process.kill()
+            for peer in silence.overdue(self.peers):
+                log.warning("gateway process %d does not respond; it is replaced", peer.space)
+                self.tallies.hung += 1
+                peer.process.kill()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

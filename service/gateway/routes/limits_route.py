@@ -116,7 +116,7 @@ async def set_limits(state: GatewayState, request: Request) -> Response:
 async def _read(state: GatewayState, request: Request) -> LimitsChange:
     """Raises ApiError that names the field and says what is allowed."""
     try:
-        raw = await read_body(request.scope, request.receive, state.config)
+        raw = await read_body(request.scope, request.receive, state.config, state.bodies)
         return decode(raw, LimitsChange)
     except Interrupted as interruption:
         raise bad_request("the body broke off", code="invalid_body") from interruption

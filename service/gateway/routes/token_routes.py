@@ -27,7 +27,7 @@ def token_routes(state: GatewayState) -> list[Route]:
 
 async def _serve(state: GatewayState, request: Request, *, task: TokenTask) -> Response:
     try:
-        body = await read_body(request.scope, request.receive, state.config)
+        body = await read_body(request.scope, request.receive, state.config, state.bodies)
     except Interrupted as interruption:
         raise bad_request("the body broke off", code="invalid_body") from interruption
     if state.drain.active:

@@ -172,7 +172,7 @@ class TracingChange(msgspec.Struct, forbid_unknown_fields=True):
 async def read_json(state: ServerState, request: Request, kind: type[Body]) -> Body:
     """The body as type `kind`. Raises ApiError."""
     try:
-        raw = await read_body(request.scope, request.receive, state.config)
+        raw = await read_body(request.scope, request.receive, state.config, state.bodies)
         return msgspec.json.decode(raw, type=kind)
     except Interrupted as interruption:
         raise bad_request("the body broke off", code="invalid_body") from interruption

@@ -13,8 +13,14 @@ import pytest
 from service.gateway.processes import messages
 from service.gateway.processes.intake import PATIENCE_NS, EngineLane, Intake
 from service.gateway.processes.peer import Peer
-from service.gateway.processes.pool import SILENT_NS, START_NS, is_overdue
 from service.gateway.processes.shared_count import SharedCount
+from service.gateway.processes.silence import (
+    LOOK_NS,
+    SILENT_NS,
+    START_NS,
+    SilenceWatch,
+    is_overdue,
+)
 from service.process.heartbeat import shared_file
 from service.process.link import Link
 from telemetry.facts.clock import ManualClock
@@ -48,9 +54,7 @@ class World:
         self.taken: list[Fact] = []
         self.lost = False
         self.clock = ManualClock()
-        self.intake = Intake(
-            self.clock, lambda: (ENGINE_PID, self.frames), self._handle, self._on_lost
-        )
+        self.intake = Intake(lambda: (ENGINE_PID, self.frames), self._handle, self._on_lost)
 
     def _handle(self, peer: Peer, message: messages.ToMain) -> None:
         assert isinstance(message, messages.Facts)
@@ -133,3 +137,30 @@ def test_a_stopped_process_does_not_stop_the_engines_facts(world: World) -> None
     lane.release()
     assert lane.drain() == [queued()]
     assert lane.released_early == 1
+
+
+def overdue(world: World, watch: SilenceWatch, looks: int, every_ns: int = LOOK_NS) -> int:
+    """How often the process is found to hang."""
+    found = 0
+    for _ in range(looks):
+        world.clock.advance(every_ns)
+        found += len(watch.overdue([world.peer]))
+    return found
+
+
+def test_a_pause_of_the_main_process_is_no_hang_of_the_others(world: World) -> None:
+    """Neither of one that has sent meanwhile, nor of one that was paused too."""
+    world.peer.is_ready = True
+    watch = SilenceWatch(world.clock, world.intake.read_all)
+    assert overdue(world, watch, 1, 60 * SILENT_NS) == 0
+    for _ in range(2 * SILENT_NS // LOOK_NS):
+        world.send([])
+        assert overdue(world, watch, 1, 60 * SILENT_NS) == 0
+
+
+def test_a_process_that_sends_nothing_while_it_is_looked_at_hangs(world: World) -> None:
+    world.peer.is_ready = True
+    watch = SilenceWatch(world.clock, world.intake.read_all)
+    looks = SILENT_NS // LOOK_NS
+    assert overdue(world, watch, looks) == 0
+    assert overdue(world, watch, looks) == 1
