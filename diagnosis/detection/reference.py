@@ -172,8 +172,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
     """Before anything is measured: the targets of the default SLO class."""
-    target = policy.of("")
-    ingest, first, decode, deliver = SLO_STAGES
+    target, (ingest, first, decode, deliver) = policy.of(""), SLO_STAGES
     ttft_ns = target.ttft_ns
     stages = (ingest * ttft_ns, first * ttft_ns, decode * target.itl_ns, deliver * ttft_ns)
     return Reference(
@@ -339,13 +338,11 @@ def _common_max(features: np.ndarray) -> Columns:
     """Of each feature the largest value that COMMON_SHARE of the steps reached."""
     rank = min(len(features), max(COMMON_STEPS, int(COMMON_SHARE * len(features))))
     ordered = np.sort(features, axis=0)
-    found: list[float] = ordered[-rank].tolist()
-    return tuple(found)
+    return tuple(map(float, ordered[-rank]))
 
 
 def _predicted(columns: Columns, steps: Steps) -> np.ndarray:
-    found: np.ndarray = columns[0] + steps.features @ np.array(columns[1:])
-    return found
+    return np.asarray(columns[0] + steps.features @ np.array(columns[1:]))
 
 
 def _fit(preset: Preset, features: np.ndarray, spans_ns: np.ndarray) -> Columns:
