@@ -1,25 +1,32 @@
 """What-if on vLLM's own scheduler: predicted from one record, then run.
 
-One server after the other: with the base settings, with each of three changes, with the base again.
-All get the same requests at the same times, with shared prefixes, long prompts, structured output
-and clients that leave. Each record is replayed exactly: the share of decisions that come out the
-same. From the record of the base the others are predicted, and compared with what was then
-recorded. The second base says how far two equal runs are apart on this machine.
+In rounds: a server with the base settings and one with each of three changes, one after the other,
+and in the next round in the opposite order, so that a machine that becomes slower hits the
+forecasts of one round as much as it favours those of the next. All servers get the same requests at
+the same times, with shared prefixes, long prompts, structured output and clients that leave. Each
+record is replayed exactly: the share of decisions that come out the same. From the base of its
+round each other run is predicted, and compared with what was then recorded; what counts is the
+middle of the rounds. The bases of all rounds say how far equal runs are apart on this machine.
 
-    .venv/bin/python -m benchmarks.attach.whatif [--minutes 2] [--rate 1.5] [--keep FOLDER]
+    .venv/bin/python -m benchmarks.attach.whatif [--minutes 2] [--rate 1.5] [--rounds 4] [--most N]
+        [--again] [--eager] [--keep FOLDER]
 
-With --reuse the journals that an earlier run kept are compared again, and no server is started.
+Journals are kept in the folder; the same command goes on with the runs that are not there, and
+compares when all are.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import os
 import random
+import shutil
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -54,9 +61,9 @@ CHANGES = {
     "seqs": "max_num_seqs=3",
     "long": "long_prefill_token_threshold=48",
 }
-RUNS = ("base", *CHANGES, "base again")
+RUNS = ("base", *CHANGES)
 MEASURES = ("ttft", "tpot")
-LEAST_IDENTITY, MOST_ERROR = 0.99, 0.10
+LEAST_IDENTITY, MOST_ERROR, ROUNDS = 0.99, 0.10, 4
 SETTLE_S = 2.0
 
 
@@ -106,80 +113,141 @@ async def send(port: int, workload: list[Arrival]) -> list[Stream]:
     return list(await asyncio.gather(*tasks))
 
 
-async def record(name: str, workload: list[Arrival], more: tuple[str, ...], path: Path) -> None:
+async def record(
+    said: str, name: str, workload: list[Arrival], more: tuple[str, ...], path: Path
+) -> None:
     """Run one server and keep its journal at `path`."""
     async with (
         Sidecar() as sidecar,
         Vllm(*flags_of(name), *more, attach_to=sidecar.socket) as server,
     ):
         await sidecar.until_attached()
-        async with ticking(name):
+        async with ticking(said):
             streams = await send(server.port, workload)
         await asyncio.sleep(SETTLE_S)  # the last facts arrive
         await asyncio.to_thread(download, sidecar.url, path)
     wrong = [one.error for one in streams if not (one.is_whole or one.left)]
     if wrong:
-        raise NotSupported(f"{name}: {len(wrong)} requests did not end well: {wrong[0]}")
+        raise NotSupported(f"{said}: {len(wrong)} requests did not end well: {wrong[0]}")
+
+
+def path_of(folder: Path, name: str, number: int) -> Path:
+    """The journal of a run of a round."""
+    return folder / f"{name}-{number}.journal"
+
+
+def missing(folder: Path, rounds: int) -> list[tuple[str, int]]:
+    """What is still to be run, in order."""
+    plan = [
+        (name, number)
+        for number in range(rounds)
+        for name in (RUNS if number % 2 == 0 else RUNS[::-1])
+    ]
+    return [(name, number) for name, number in plan if not path_of(folder, name, number).exists()]
 
 
 async def check(args: argparse.Namespace) -> Report:
     seconds = 20.0 if args.quick else 60.0 * args.minutes
+    rounds = 1 if args.quick else args.rounds
     workload = arrivals(seconds, args.rate, args.seed)
-    with TemporaryDirectory(prefix="whatif-") as temporary:
-        folder = args.reuse or args.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        if args.reuse is None:
-            for name in RUNS:
-                await record(name, workload, vllm_flags(args), folder / f"{name}.journal")
-        return await asyncio.to_thread(compare, folder, vllm_flags(args), len(workload))
+    folder = args.keep / f"{seconds:g}s-{args.rate:g}-{args.seed}"
+    if args.again:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = missing(folder, rounds)
+    say(f"{len(todo)} of {rounds * len(RUNS)} runs to do")
+    for name, number in todo[: args.most]:
+        path = path_of(folder, name, number)
+        part = path.with_suffix(".part")
+        await record(f"{name} {number + 1}", name, workload, vllm_flags(args), part)
+        part.replace(path)
+    if missing(folder, rounds):
+        raise NotSupported("not all runs are there yet; run it again")
+    return await asyncio.to_thread(compare, folder, rounds, vllm_flags(args), len(workload))
 
 
-def compare(folder: Path, more: tuple[str, ...], requests: int) -> Report:
+@dataclass(frozen=True)
+class Round:
+    """Of one measure: what the base of a round was, what was predicted of it, what came."""
+
+    base: Latency
+    predicted: Latency
+    rerun: Latency
+
+    @property
+    def log_ratio(self) -> float:
+        return math.log(self.predicted.p50_ms / self.rerun.p50_ms)
+
+
+def compare(folder: Path, rounds: int, more: tuple[str, ...], requests: int) -> Report:
     """All that the journals say."""
     python = str(Layout(default_root()).python("vllm"))
+    each = range(rounds)
     with scheduler_process(python) as scheduler:
-        identities = {name: identity_of(folder, name, scheduler) for name in RUNS}
-        reports = {name: predicted(folder, CHANGES[name], scheduler) for name in CHANGES}
-    base = next(iter(reports.values()))
-    reruns = {name: recorded(folder, name) for name in RUNS}
-    rows: list[list[Any]] = [["run", "measure", "base ms", "predicted ms", "rerun ms", "error %"]]
+        identities = {
+            f"{name} {number + 1}": identity_of(path_of(folder, name, number), scheduler)
+            for name in RUNS
+            for number in each
+        }
+        reports = {
+            (name, number): predicted(path_of(folder, "base", number), CHANGES[name], scheduler)
+            for name in CHANGES
+            for number in each
+        }
+    came = {(name, n): recorded(path_of(folder, name, n)) for name in RUNS for n in each}
+    rows: list[list[Any]] = [["run", "measure", "predicted ms", "rerun ms", "off by, %", "each, %"]]
     figures = [
         at_least(f"decisions that are the same, {name}", identity.share, LEAST_IDENTITY)
         for name, identity in identities.items()
     ]
-    detail: dict[str, Any] = {}
-    for name in (*CHANGES, "base again"):
-        report = reports.get(name, base)
-        outcome = report.replayed if name not in CHANGES else report.changed
-        assert outcome is not None, "a change was given"
+    latencies: dict[str, Any] = {}
+    for name in CHANGES:
         for measure in MEASURES:
-            was = latency_of(report.recorded.outcomes, measure)
-            now, then = latency_of(outcome.outcomes, measure), latency_of(reruns[name], measure)
-            error = abs(now.p50_ms / then.p50_ms - 1)
-            rows.append([name, measure, was.p50_ms, now.p50_ms, then.p50_ms, 100 * error])
-            if name in CHANGES:
-                figures.append(error_figure(name, measure, error))
-            detail[f"{name} {measure}"] = {
-                "base": msgspec.to_builtins(was),
-                "predicted": msgspec.to_builtins(now),
-                "rerun": msgspec.to_builtins(then),
-            }
+            found = [round_of(reports[name, n], came[name, n], measure) for n in each]
+            error, row = summed(found)
+            rows.append([name, measure, *row])
+            figures.append(error_figure(name, measure, error))
+            latencies[f"{name} {measure}"] = [
+                {"base": one.base, "predicted": one.predicted, "rerun": one.rerun} for one in found
+            ]
+    equal = {
+        measure: [latency_of(came["base", n], measure).p50_ms for n in each] for measure in MEASURES
+    }
+    for measure, p50s_ms in equal.items():
+        apart = 100 * (max(p50s_ms) / min(p50s_ms) - 1)
+        rows.append(["equal runs", measure, min(p50s_ms), max(p50s_ms), apart, ""])
     return Report(
         "whatif",
         figures,
         {name: [*flags_of(name), *more] for name in RUNS},
         {
             "requests": requests,
-            "identities": {name: msgspec.to_builtins(one) for name, one in identities.items()},
-            "cost": msgspec.to_builtins(base.cost),
-            "calibration": {
-                measure: msgspec.to_builtins(latency_of(base.replayed.outcomes, measure))
-                for measure in MEASURES
-            },
-            "latencies": detail,
+            "rounds": rounds,
+            "identities": msgspec.to_builtins(identities),
+            "bases_p50_ms": equal,
+            "latencies": msgspec.to_builtins(latencies),
         },
         rows,
     )
+
+
+def round_of(report: VllmReplayReport, came: Outcomes, measure: str) -> Round:
+    assert report.changed is not None, "a change was given"
+    return Round(
+        latency_of(report.recorded.outcomes, measure),
+        latency_of(report.changed.outcomes, measure),
+        latency_of(came, measure),
+    )
+
+
+def summed(rounds: list[Round]) -> tuple[float, list[Any]]:
+    """By how much the forecast is off in the middle of the rounds, and a row of the table."""
+    ratios = [one.log_ratio for one in rounds]
+    off = math.exp(statistics.median(ratios)) - 1
+    each = ", ".join(f"{100 * math.expm1(one):+.0f}" for one in ratios)
+    predicted_ms = statistics.median(one.predicted.p50_ms for one in rounds)
+    rerun_ms = statistics.median(one.rerun.p50_ms for one in rounds)
+    return abs(off), [predicted_ms, rerun_ms, 100 * off, each]
 
 
 def error_figure(name: str, measure: str, error: float) -> Figure:
@@ -187,20 +255,19 @@ def error_figure(name: str, measure: str, error: float) -> Figure:
     return at_most(f"{what}, relative error", error, MOST_ERROR)
 
 
-def identity_of(folder: Path, name: str, scheduler: SchedulerProcess) -> Identity:
-    (found,) = vllm_identities(open_journal(folder / f"{name}.journal"), scheduler)
-    say(f"  {name}: {100 * found.share:.2f} % of {sum(found.decisions.values())} decisions")
+def identity_of(path: Path, scheduler: SchedulerProcess) -> Identity:
+    (found,) = vllm_identities(open_journal(path), scheduler)
+    say(f"  {path.stem}: {100 * found.share:.2f} % of {sum(found.decisions.values())} decisions")
     return found
 
 
-def predicted(folder: Path, change: str, scheduler: SchedulerProcess) -> VllmReplayReport:
-    journal = open_journal(folder / "base.journal")
-    report, _ = replay_vllm_journal(journal, scheduler, [change])
+def predicted(base: Path, change: str, scheduler: SchedulerProcess) -> VllmReplayReport:
+    report, _ = replay_vllm_journal(open_journal(base), scheduler, [change])
     return report
 
 
-def recorded(folder: Path, name: str) -> Outcomes:
-    return outcomes_of(open_journal(folder / f"{name}.journal").facts())
+def recorded(path: Path) -> Outcomes:
+    return outcomes_of(open_journal(path).facts())
 
 
 def latency_of(outcomes: Outcomes, measure: str) -> Latency:
@@ -210,11 +277,15 @@ def latency_of(outcomes: Outcomes, measure: str) -> Latency:
 
 
 def main() -> int:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = parser_of("whatif", __doc__ or "", minutes=2.0)
-    parser.add_argument("--rate", type=float, default=1.5, help="requests a second (default 1.5)")
-    parser.add_argument("--seed", type=int, default=1, help="of the workload (default 1)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the journals there")
-    parser.add_argument("--reuse", type=Path, metavar="FOLDER", help="compare journals from there")
+    add = parser.add_argument
+    add("--rate", type=float, default=1.5, help="requests a second (default 1.5)")
+    add("--seed", type=int, default=1, help="of the workload (default 1)")
+    add("--rounds", type=int, default=ROUNDS, help=f"of all runs (default {ROUNDS})")
+    add("--most", type=int, default=sys.maxsize, help="stop after so many runs")
+    add("--again", action="store_true", help="forget what was recorded")
+    add("--keep", type=Path, default=cache / "phasescope" / "attach" / "whatif")
     args = parser.parse_args()
     return finish(args, lambda: check(args))
 
