@@ -91,6 +91,19 @@ def test_aliases_are_bounded_and_the_least_recently_used_is_dropped() -> None:
     assert [aliases.of([one]) for one in (b"a", b"c", b"d", b"b")] == [(0,), (2,), (3,), (4,)]
 
 
+def test_the_alias_of_a_digest_that_is_known_stays_however_many_others_come() -> None:
+    known = {b"a", b"b"}
+    aliases = BlockAliases(4, known.__contains__)
+    assert aliases.of([b"a", b"b"]) == (0, 1)
+    for number in range(100):
+        aliases.of([f"{number}".encode()])
+    assert aliases.of([b"a", b"b"]) == (0, 1)
+    known.clear()
+    for number in range(100):
+        aliases.of([f"again {number}".encode()])
+    assert aliases.of([b"a"]) != (0,)
+
+
 def test_blocks_after_a_dropped_alias_get_new_aliases_too() -> None:
     """A replay, which makes texts of the numbers, would not find it either."""
     aliases = BlockAliases(3)

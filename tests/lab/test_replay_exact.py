@@ -95,6 +95,29 @@ def test_a_record_replays_wherever_it_ends(monkeypatch: pytest.MonkeyPatch) -> N
             assert identity.difference is None, f"of {cut} facts: {identity.difference}"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prefix_is_known_again_after_a_long_queue_of_others(depth: int) -> None:
+    """Those that wait have names for their blocks too, many more than the cache has blocks."""
+    texts = prefixes(Random(7), 60, 40)
+    first = [Arrival(at_ns=i * 10**9, prompt=texts[i], max_tokens=2) for i in range(3)]
+    queue = [
+        Arrival(at_ns=4 * 10**9 + i, prompt=text, max_tokens=2) for i, text in enumerate(texts[3:])
+    ]
+    again = Arrival(at_ns=4 * 10**9 + 100, prompt=texts[0], max_tokens=2, priority=-9)
+    scenario = Scenario(
+        name="queue",
+        seed=0,
+        limits=small_limits(blocks_total=16, max_seqs=1),
+        arrivals=(*first, *queue, again),
+        depth=depth,
+    )
+    facts = list(World(scenario).run().facts)
+    (identity,) = identities(facts)
+
+    assert identity.difference is None
+    assert any(fact.ghost_tokens for fact in facts if isinstance(fact, SequenceAdmitted))
+
+
 def without(kind: type[Fact]) -> Callable[[list[Fact]], list[Fact]]:
     def drop_one(facts: list[Fact]) -> list[Fact]:
         place = next(i for i, fact in enumerate(facts) if isinstance(fact, kind))

@@ -8,19 +8,26 @@ a number given out in order of appearance, so it says only that two sequences be
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+_LOOKED_AT = 8
+"""Digests that may be dropped, for each that comes."""
 
 
 class BlockAliases:
-    """Aliases of the last `capacity` digests, least recently used dropped first.
+    """Aliases of the last `capacity` digests, least recently used dropped first, but for those that
+    are kept for what `is_kept` says of them.
 
-    A digest that was dropped gets a new alias, and so does what follows it in a text: `capacity`
-    must be far more than the prefix cache and its ghost can hold, or replay misses a recorded hit.
+    A digest that was dropped gets a new alias, and so does what follows it in a text: if the prefix
+    cache or its ghost knew it, replay would miss a recorded hit. So `capacity` must be more than
+    these know and waiting prompts have.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, is_kept: Callable[[bytes], bool] = lambda digest: False
+    ) -> None:
         assert capacity > 0, capacity
-        self._capacity = capacity
+        self._capacity, self._is_kept = capacity, is_kept
         self._aliases: OrderedDict[bytes, tuple[int, int | None]] = OrderedDict()
         self._next = 0
 
@@ -37,6 +44,14 @@ class BlockAliases:
             self._aliases.move_to_end(digest)
             found.append(alias)
             parent = alias
-        while len(self._aliases) > self._capacity:
-            self._aliases.popitem(last=False)
+        self._drop(_LOOKED_AT * len(digests))
         return tuple(found)
+
+    def _drop(self, most: int) -> None:
+        """What is too much; looks at so many, so that no step waits for all."""
+        for _ in range(most):
+            if len(self._aliases) <= self._capacity:
+                return
+            digest, alias = self._aliases.popitem(last=False)
+            if self._is_kept(digest):
+                self._aliases[digest] = alias

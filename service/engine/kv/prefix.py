@@ -123,6 +123,12 @@ class PrefixCache:
                 break
         return Match(tuple(blocks), tuple(host), ghosts)
 
+    def knows(self, digest: bytes) -> bool:
+        """Whether a block, CPU memory or the ghost has it."""
+        if digest in self._block_of or digest in self._ghost:
+            return True
+        return self._offload is not None and self._offload.has(digest, self._now_ns)
+
     def cost(self, match: Match, blocks: int) -> int:
         """How many available blocks a table of `blocks` blocks with this match would take."""
         revived = sum(self.pool.is_cached(block) for block in match.blocks)

@@ -41,7 +41,9 @@ class PrefixBlocks:
         self._block_tokens = limits.block_tokens
         self._prefix = prefix
         self._log = log
-        self._aliases = BlockAliases(_ALIASES_PER_BLOCK * (limits.blocks_total + limits.host_slots))
+        waiting = limits.queue_limit_tokens // limits.block_tokens
+        known = _ALIASES_PER_BLOCK * (limits.blocks_total + limits.host_slots)
+        self._aliases = BlockAliases(known + waiting, prefix.knows)
 
     def open(self, request: Request) -> None:
         """Set the namespace in which a new request may share blocks, if it may."""
