@@ -99,11 +99,12 @@ class PrefillChoice:
 
 
 def _place(load: Load, cached_tokens: int, sent_tokens: int) -> PrefillPlace:
+    """Those who wait there, or whose KV is on its way, decode when it is this prompt's turn."""
     return PrefillPlace(
         cost=ASSUMED_COST if load.cost is None else step_cost_at(load.cost, load.drift),
         cached_tokens=cached_tokens,
         waiting_tokens=load.prompt_tokens + sent_tokens,
-        residents=load.decode_rows,
+        residents=load.decode_rows + load.waiting,
         context_tokens=load.context_tokens,
         chunk_tokens=load.budget_tokens or ASSUMED_BUDGET_TOKENS,
     )

@@ -44,5 +44,17 @@ def test_a_prefix_that_was_sent_is_believed_to_be_there_until_the_engine_leaves(
     assert without.cached_tokens == 0
 
 
+def test_those_whose_kv_is_on_its_way_are_harmed_as_those_who_decode_already() -> None:
+    """They will be there before this prompt is computed."""
+    decoding, coming = Load(running=3, decode_rows=3, context_tokens=30), Load(waiting=3)
+    harms = []
+    for here in (IDLE, decoding, coming):
+        found = PrefillChoice().best(1000, 0, (), here, TWO)
+        assert found is not None
+        harms.append(found.split.harm_ns)
+    assert harms[0] == 0
+    assert harms[1] == harms[2] > 0
+
+
 def test_without_an_engine_there_is_nothing_to_choose() -> None:
     assert PrefillChoice().best(1000, 0, (), IDLE, []) is None
