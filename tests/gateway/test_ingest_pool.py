@@ -27,6 +27,7 @@ from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
+from tests.support.servers.server import eventually
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 CONTEXT_TOKENS = 1 << 20
@@ -329,4 +330,4 @@ def test_the_event_loop_does_not_wait_for_the_end_of_a_worker() -> None:
             SlowToEnd.may_end.set()
 
     asyncio.run(scenario())
-    assert SlowToEnd.was_told[0]
+    assert eventually(lambda: SlowToEnd.was_told, "the end of the worker")[0]
