@@ -6,8 +6,8 @@ answered, and how much of a transfer is not hidden?
 Each engine serves the default model with one thread on a core of its own, in a network namespace of
 its own; a veth pair between them passes 1 Gbit/s in each direction (tc, TBF). The gateway and the
 clients are beside the prefill engine, before which they have the processor: as if each engine had a
-machine. Streams run on the decode engine in blocks, in the order without, with, with, without: with
-means that prompts of 1,500 tokens come meanwhile, one after the other, of which every one is
+machine. Streams run on the decode engine in blocks, twice in the order without, with, with,
+without: with means that prompts of 1,500 tokens come meanwhile, one after the other, of which every one is
 computed by the other engine. Gaps between tokens are what the clients see.
 """
 
