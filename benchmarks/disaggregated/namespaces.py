@@ -7,8 +7,8 @@ Each engine serves the default model with one thread on a core of its own, in a 
 its own; a veth pair between them passes 1 Gbit/s in each direction (tc, TBF). The gateway and the
 clients are beside the prefill engine, before which they have the processor: as if each engine had a
 machine. Streams run on the decode engine in blocks, twice in the order without, with, with,
-without: with means that prompts of 1,500 tokens come meanwhile, one after the other, of which every one is
-computed by the other engine. Gaps between tokens are what the clients see.
+without. With: prompts of 1,500 tokens come meanwhile, one after the other, and each is computed by
+the other engine. Gaps between tokens are what the clients see.
 """
 
 from __future__ import annotations
