@@ -154,7 +154,8 @@ class Reply:
         """Work one event in. One event carries several tokens when the server had a backlog."""
         if b'"logprobs":{' in data:
             at_ns = now_ns()
-            tokens = json.loads(data)["choices"][0]["logprobs"]["tokens"]
+            scores = json.loads(data)["choices"][0]["logprobs"]
+            tokens = scores["content"] if "content" in scores else scores["tokens"]  # chat has it
             self.token_ns.extend([at_ns] * len(tokens))
         elif data == b"[DONE]":
             self.done = True

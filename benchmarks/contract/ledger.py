@@ -15,6 +15,7 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,9 +201,10 @@ async def kill_engine(server: Server, after_s: float) -> None:
     os.kill(server.engine_pid, signal.SIGKILL)
 
 
-async def run(options: Options) -> Report:
+async def run(options: Options, more_flags: Sequence[str] = ()) -> Report:
+    """With `more_flags` of the server behind those of the check."""
     minutes, seen = (0.6 if options.quick else 10.0), Seen()
-    async with Server(*FLAGS) as server:
+    async with Server(*FLAGS, *more_flags) as server:
         end_ns = now_ns() + int(minutes * 60e9)
         users = [User(server, seen, index).run(end_ns) for index in range(USERS)]
         with seen.lateness.watching():

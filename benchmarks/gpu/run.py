@@ -7,7 +7,7 @@ left out, and said. Without a GPU `--stand-in` runs all of it at tiny sizes on a
 interpreter, to show that it runs.
 
     python -m benchmarks.gpu.run [--shapes llama-8b,llama-1b,qwen3-0.6b] [--attention auto]
-        [--limit 540] [--stand-in] [--out FILE]
+        [--limit 540] [--without transformers] [--stand-in] [--out FILE]
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES), help="the most important first")
     parser.add_argument("--attention", default="auto", help="as of the server")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds, all in all")
+    parser.add_argument("--without", default="", help="parts that are not wanted, by their names")
     parser.add_argument("--stand-in", action="store_true", help="tiny, without a GPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -90,7 +91,8 @@ def main() -> int:
     file = File(args.out, found)
     end_ns = process_start_ns() + int(args.limit * 1e9)
     budget = Budget(MonotonicClock(), end_ns, found, file.save, say)
-    budget.work(Parts(sizes, budget, say))
+    unwanted = set(args.without.split(",")) - {""}
+    budget.work(part for part in Parts(sizes, budget, say) if not unwanted & set(part.path))
     found["gpu_after"] = gpu_state()
     file.save()
     print(table(found))

@@ -52,6 +52,9 @@ SLOW = {
     "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch": _EXECUTOR,
     "test_cuda_executor.py::test_graphs_are_captured_the_largest_first_and_once": _EXECUTOR,
     "test_cuda_executor.py::test_the_devices_own_time_is_in_each_steps_record": _EXECUTOR,
+    "test_kernels_compile.py::test_each_kernel_compiles_as_it_is_launched[all]": (
+        "test_kernels_compile.py::test_each_kernel_compiles_as_it_is_launched[some]"
+    ),
     "test_cuda_executor.py::test_rows_that_the_device_cannot_sample_are": _EXECUTOR,
     "test_attention_choice.py::test_an_engine_with_our_kernels_writes_the_same_texts": _KERNEL,
     "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels": _KERNEL,

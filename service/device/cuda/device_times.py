@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from service.device.cuda.runtime import Mark, Runtime
+from telemetry.facts.clock import Clock
 from telemetry.facts.step_parts import DeviceTimes
 
-_PAIRS = 64
+_SPANS = 64
 
 
 @dataclass(slots=True)
@@ -52,35 +53,63 @@ class PhaseMarks:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of one step."""
+    """Of one step: where it begins, where its logits are there, and where it ends."""
 
     begun: Mark
+    logits: Mark
     done: Mark
 
 
-class DeviceClock:
-    """Hands out spans and reads them, in the order in which steps are collected."""
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A step by the device's own clock, and on the host's when the model began to run
+    (`forward_ns`) and when its logits were there (`sample_ns`)."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._spans = [Span(runtime.mark(), runtime.mark()) for _ in range(_PAIRS)]
+    device: DeviceTimes
+    forward_ns: int
+    sample_ns: int
+
+
+class DeviceClock:
+    """Hands out spans and reads them, in the order in which steps are collected.
+
+    The host asks for a step long before the device computes it, so when that happened is only known
+    by the device's clock. Where this lies on the host's clock is known anew whenever the host has
+    to wait for a step's end. Where it comes later than the end, the device's clock is counted on
+    from there, within causality: no step begins before the host began to ask for it, and none ends
+    after the host has seen its end. Clocks that drift apart are so never far apart.
+    """
+
+    def __init__(self, runtime: Runtime, clock: Clock) -> None:
+        self._clock = clock
+        marks = [[runtime.mark() for _ in range(3)] for _ in range(_SPANS)]
+        self._spans = [Span(*three) for three in marks]
         self._next = 0
         self._last: Span | None = None
+        self._last_done_ns = 0  # on the host's clock
 
     def begin(self) -> Span:
         span = self._spans[self._next]
-        self._next = (self._next + 1) % _PAIRS
+        self._next = (self._next + 1) % _SPANS
         span.begun.record()
         return span
 
-    def read(self, span: Span, phases: PhaseMarks | None = None) -> DeviceTimes:
-        """Waits for the span's end."""
+    def read(self, span: Span, asked_ns: int, phases: PhaseMarks | None = None) -> StepTimes:
+        """Waits for the span's end. The host began to ask for the step at `asked_ns`."""
+        is_late = span.done.is_reached()
         span.done.wait()
+        seen_ns = self._clock.now_ns()
         busy_ns = span.done.after_ns(span.begun)
         last, self._last = self._last, span
         bubble_ns = None if last is None else max(0, span.begun.after_ns(last.done))
-        if phases is None:
-            return DeviceTimes(busy_ns, bubble_ns)
-        return phases.times(busy_ns, bubble_ns)
+        begun_ns = seen_ns - busy_ns
+        if is_late and bubble_ns is not None:
+            begun_ns = min(begun_ns, max(asked_ns, self._last_done_ns + bubble_ns))
+        self._last_done_ns = begun_ns + busy_ns
+        device = DeviceTimes(busy_ns, bubble_ns)
+        if phases is not None:
+            device = phases.times(busy_ns, bubble_ns)
+        return StepTimes(device, begun_ns, begun_ns + span.logits.after_ns(span.begun))
 
     def skip(self) -> None:
         """A step failed: nothing is known of when it ended."""

@@ -40,11 +40,11 @@ Row = DecodeRow | PrefillChunk
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedStep:
-    """A step in flight. `tokens` are being copied to the host, or `samples` are known already."""
+    """A step in flight, for which the host began to ask at `asked_ns`. `tokens` are being copied to
+    the host, or `samples` are known already."""
 
     span: Span
-    forward_ns: int
-    sample_ns: int
+    asked_ns: int
     tokens: torch.Tensor | None = None
     samples: tuple[tuple[Sample, ...], ...] = ()
     mask_ns: int = 0
@@ -78,7 +78,7 @@ class CudaExecutor:
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
         self._slot_adapters = SlotAdapters()
         self._in_flight: deque[_LaunchedStep] = deque()
-        self._device_clock = DeviceClock(runtime)
+        self._device_clock = DeviceClock(runtime, clock)
         self._reader = PromptReader(clock)
 
     @property
@@ -111,16 +111,15 @@ class CudaExecutor:
             if start.outputs:  # it may begin with a decode row
                 self._slots.last_tokens[start.slot] = start.outputs[-1]
         self._slot_adapters.follow(plan)
+        asked_ns = self._clock.now_ns()
         span = self._device_clock.begin()
-        forward_ns = self._clock.now_ns()
         try:
             with torch.inference_mode():
-                step = self._launch_step(plan, span, forward_ns)
+                step = self._launch_step(plan, span, asked_ns)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.release_unused()
-            failed, now_ns = step_failed(plan.step_id, error), self._clock.now_ns()
-            step = _LaunchedStep(span, forward_ns, now_ns, error=failed)
+            step = _LaunchedStep(span, asked_ns, error=step_failed(plan.step_id, error))
         self._in_flight.append(step)
 
     def collect(self) -> StepOutcome:
@@ -129,13 +128,13 @@ class CudaExecutor:
         if step.error is not None:
             self._device_clock.skip()
             raise step.error
-        device = self._device_clock.read(step.span, step.phases)
+        times = self._device_clock.read(step.span, step.asked_ns, step.phases)
         samples = step.samples
         if step.tokens is not None:
             samples = tuple((Sample(token),) for token in step.tokens.tolist())
         return StepOutcome(
-            samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows, device,
-            prompts=step.prompts, score_ns=step.score_ns,
+            samples, times.forward_ns, times.sample_ns, step.mask_ns, step.masked_rows,
+            times.device, prompts=step.prompts, score_ns=step.score_ns,
         )  # fmt: skip
 
     def place_adapter(self, number: int, weights: Adapter) -> int:
@@ -146,7 +145,7 @@ class CudaExecutor:
 
     # One step
 
-    def _launch_step(self, plan: Plan, span: Span, forward_ns: int) -> _LaunchedStep:
+    def _launch_step(self, plan: Plan, span: Span, asked_ns: int) -> _LaunchedStep:
         if plan.copies:
             assert self._cpu_pool is not None, "copies without a host tier"
             self._cpu_pool.run(plan.copies)
@@ -163,24 +162,25 @@ class CudaExecutor:
                 adapted,
             )
             logits, phases = output.logits[: len(rows)], output.phases
+            span.logits.record()
             tokens = output.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
         else:
             logits, prompts = self._mixed(plan)
+            span.logits.record()
             if greedy and len(logits) == len(rows):
                 tokens = logits.argmax(dim=-1)
                 self._remember(rows, tokens)
             else:
                 tokens = self._drawn(rows, logits)
-        sample_ns = self._clock.now_ns()
         if tokens is None:
-            step = self._sampled(rows, logits, span, forward_ns, sample_ns)
+            step = self._sampled(rows, logits, span, asked_ns)
             return replace(step, prompts=prompts, score_ns=self._reader.last_score_ns)
         host = self._runtime.host_tensor((len(rows),), torch.int64)
         host.copy_(tokens, non_blocking=True)
         span.done.record()
         return _LaunchedStep(
-            span, forward_ns, sample_ns, tokens=host, phases=phases,
-            prompts=prompts, score_ns=self._reader.last_score_ns,
+            span, asked_ns, tokens=host, phases=phases, prompts=prompts,
+            score_ns=self._reader.last_score_ns,
         )  # fmt: skip
 
     def _is_captured(self, plan: Plan, adapted: bool) -> bool:
@@ -212,8 +212,7 @@ class CudaExecutor:
         rows: Sequence[Row],
         logits: torch.Tensor,
         span: Span,
-        forward_ns: int,
-        sample_ns: int,
+        asked_ns: int,
     ) -> _LaunchedStep:
         """With grammars, penalties, logprobs or drafts the host samples, and waits for logits."""
         sampler = self._sampler
@@ -222,8 +221,7 @@ class CudaExecutor:
         self._remember(rows, last.to(self._runtime.device))
         span.done.record()
         return _LaunchedStep(
-            span, forward_ns, sample_ns, None, samples,
-            sampler.last_mask_ns, sampler.last_masked_rows,
+            span, asked_ns, None, samples, sampler.last_mask_ns, sampler.last_masked_rows,
         )  # fmt: skip
 
     def _mixed(self, plan: Plan) -> tuple[torch.Tensor, tuple[PromptResult | None, ...]]:

@@ -31,6 +31,10 @@ class Mark(Protocol):
         """Behind all that was asked for until now."""
         ...
 
+    def is_reached(self) -> bool:
+        """Whether all before it is done already."""
+        ...
+
     def wait(self) -> None:
         """Until all before it is done."""
         ...
@@ -102,6 +106,9 @@ class _CudaMark:
     def record(self) -> None:
         self._event.record()
 
+    def is_reached(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         self._event.synchronize()
 
@@ -154,6 +161,9 @@ class _HostMark:
 
     def record(self) -> None:
         self._at_ns = self._clock.now_ns()
+
+    def is_reached(self) -> bool:
+        return self._at_ns is not None
 
     def wait(self) -> None:
         assert self._at_ns is not None, "nothing was recorded"

@@ -56,7 +56,7 @@ def _normed(first, second, weight, lanes, inside, eps, HALF: tl.constexpr):
 def _put(base, scales, head, first, second, lanes, inside, HALF: tl.constexpr, MOST: tl.constexpr):
     """Write a head into the cache: as it is, or, where MOST is not 0, quantized to at most MOST."""
     at = base + head * 2 * HALF + lanes
-    if MOST:
+    if MOST != 0.0:
         largest = tl.maximum(tl.max(tl.abs(first), 0), tl.max(tl.abs(second), 0))
         scale = tl.maximum(largest / MOST, 1.1754943508222875e-38)
         tl.store(scales + head, scale)
