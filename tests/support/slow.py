@@ -7,7 +7,6 @@ parameters it stands for all of them.
 
 from __future__ import annotations
 
-_EXECUTOR = "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[1]"
 _KERNEL = "test_triton.py::test_sequences_of_any_length_attend_as_torch_does"
 _FAMILIES = "test_parity_families.py::test_prefill_whole_and_in_chunks_then_decode"
 _SAVED = "test_attribution.py::test_attributed_time_is_what_the_run_without_its_fault_saves"
@@ -45,23 +44,12 @@ SLOW = {
         "test_routed_verdict.py::test_the_books_are_empty_when_all_sequences_have_ended"
     ),
     # an emulated GPU
-    "test_cuda_executor.py::test_texts_are_the_same_after_the_warm_up": _EXECUTOR,
-    "test_cuda_executor.py::test_texts_survive_preemption": _EXECUTOR,
-    "test_cuda_executor.py::test_greedy_texts_are_those_of_the_torch_executor[2]": _EXECUTOR,
-    "test_cuda_executor.py::test_drawn_tokens_are_those_of_the_torch_executor": _EXECUTOR,
-    "test_cuda_executor.py::test_what_is_read_of_prompts_is_what_the_torch": _EXECUTOR,
-    "test_cuda_executor.py::test_graphs_are_captured_the_largest_first_and_once": _EXECUTOR,
-    "test_cuda_executor.py::test_the_devices_own_time_is_in_each_steps_record": _EXECUTOR,
     "test_kernels_compile.py::test_each_kernel_compiles_as_it_is_launched[all]": (
         "test_kernels_compile.py::test_each_kernel_compiles_as_it_is_launched[some]"
     ),
-    "test_cuda_executor.py::test_rows_that_the_device_cannot_sample_are": _EXECUTOR,
     "test_attention_choice.py::test_an_engine_with_our_kernels_writes_the_same_texts": _KERNEL,
     "test_triton.py::test_a_decoder_gives_the_same_logits_with_our_kernels": _KERNEL,
     "test_triton.py::test_single_queries_in_any_number_of_parts_attend_as_torch": _KERNEL,
-    "test_cuda_executor.py::test_a_failed_step_raises_on_collect_and_the_next_one_works": (
-        "test_device_loading.py::test_a_failed_step_is_reported_and_the_next_one_works"
-    ),
     f"{_LOGITS}[qwen2]": f"{_LOGITS}[llama]",
     f"{_LOGITS}[qwen3]": f"{_LOGITS}[llama]",
     f"{_RANKS}[2]": f"{_RANKS}[1]",

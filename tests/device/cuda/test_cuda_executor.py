@@ -34,6 +34,7 @@ from service.engine.plan import DecodeRow, SamplingParams
 from service.engine.prompt_output import PromptOutput, PromptResult, PromptScores
 from service.engine.warm_up import warm_up
 from telemetry.facts.clock import MonotonicClock
+from tests.support.models.graph_attention import TorchGraphAttention
 from tests.support.models.parity import Built, Engine
 from tests.support.servers.lively import LivelyWeights
 
@@ -44,12 +45,16 @@ PAGE, PAGES, MAX_TOKENS, MAX_ROWS = 16, 64, 128, 4
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 17]
 
 
-def ours() -> tuple[CudaExecutor, StandInRuntime]:
+def ours(kernels: bool = False) -> tuple[CudaExecutor, StandInRuntime]:
+    """With our kernels, which are interpreted, or with torch in their place."""
     weights, clock = LivelyWeights(), MonotonicClock()
     spec = weights.spec
-    attention = TritonPagedAttention(spec, PAGE, CPU)
+    attention: Any = TorchGraphAttention(PAGE, CPU)
+    if kernels:
+        attention = TritonPagedAttention(spec, PAGE, CPU)
     precision = Precision(torch.float32, torch.float32)
-    decoder = Decoder(weights, attention, MAX_TOKENS, precision, CPU, ops=FusedOps(spec))
+    ops = FusedOps(spec) if kernels else None
+    decoder = Decoder(weights, attention, MAX_TOKENS, precision, CPU, ops=ops)
     cache = make_cache(KvFormat.PLAIN, spec, PAGES + 1, PAGE, torch.float32, CPU)
     runtime = StandInRuntime(clock)
     sampler = Sampler(spec.vocab, clock)
@@ -82,6 +87,15 @@ def test_a_batch_is_padded_to_the_next_size(max_rows: int) -> None:
         assert bucket <= max(2 * rows, rows + 16)
     with pytest.raises(ValueError, match="largest bucket"):
         bucket_of(max_rows + 1, buckets)
+
+
+def test_our_kernels_write_the_texts_of_the_torch_executor() -> None:
+    prompts = [PROMPTS[0], PROMPTS[2]]
+    executor, runtime = ours(kernels=True)
+
+    wanted = engine_of(reference(), 1).greedy(prompts, 4)
+    assert engine_of(executor, 2, budget_tokens=18).greedy(prompts, 4) == wanted
+    assert runtime.replays > 1
 
 
 @pytest.mark.parametrize("depth", [1, 2])
