@@ -36,6 +36,7 @@ from telemetry.facts.clock import Clock
 
 _LEAST_PENALTY = 0.01  # a logit divided by less may be infinite, and no row could be drawn
 _MASK64 = (1 << 64) - 1
+_SCORED_ROWS = 32  # at a time, since each takes a vocabulary of numbers
 
 
 def uniform(seed: int, output_index: int) -> float:
@@ -164,10 +165,7 @@ class Sampler:
             if slot.counts_tokens:
                 slot.output_counts[tokens[index]] += 1
         self._follow(slots, tokens)
-        return tuple(
-            _sample(token, slot.params.logprobs, raw[index])
-            for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
-        )
+        return _samples(tokens, [slot.params.logprobs for slot in slots], raw)
 
     def _choose(
         self, slots: Sequence[Slot], output_indices: Sequence[int], logits: torch.Tensor
@@ -281,11 +279,31 @@ def _was_right(samples: Sequence[Sample], drafts: Sequence[int], depth: int) -> 
     return depth < len(drafts) and samples[depth].token_id == drafts[depth]
 
 
-def _sample(token_id: int, wanted: int | None, raw: torch.Tensor) -> Sample:
-    """The token with as many log-probabilities as were asked for."""
-    if wanted is None:
-        return Sample(token_id)
-    logprobs = torch.log_softmax(raw, dim=-1)
-    values, ids = logprobs.topk(wanted)
-    top = tuple(TokenLogprob(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
-    return Sample(token_id, float(logprobs[token_id]), top)
+def _samples(
+    tokens: Sequence[int], wanted: Sequence[int | None], raw: torch.Tensor
+) -> tuple[Sample, ...]:
+    """The tokens, each with as many log-probabilities as were asked for."""
+    found = [Sample(token) for token in tokens]
+    asked = [row for row, count in enumerate(wanted) if count is not None]
+    for first in range(0, len(asked), _SCORED_ROWS):
+        rows = asked[first : first + _SCORED_ROWS]
+        of_rows = [wanted[row] or 0 for row in rows]
+        chosen, values, ids = _scores(raw, rows, [tokens[row] for row in rows], max(of_rows))
+        for place, (row, count) in enumerate(zip(rows, of_rows, strict=True)):
+            likeliest = zip(ids[place][:count], values[place][:count], strict=True)
+            top = tuple(TokenLogprob(token, value) for token, value in likeliest)
+            found[row] = Sample(tokens[row], chosen[place], top)
+    return tuple(found)
+
+
+def _scores(
+    raw: torch.Tensor, rows: list[int], tokens: list[int], most: int
+) -> tuple[list[float], list[list[float]], list[list[int]]]:
+    """Log-probabilities of one token a row, and the `most` likeliest with theirs. A device is
+    waited for once, and not once a row."""
+    picked = raw if len(rows) == len(raw) else raw[torch.tensor(rows, device=raw.device)]
+    logprobs = torch.log_softmax(picked, dim=-1)
+    own = torch.tensor(tokens, device=raw.device)[:, None]
+    values, ids = logprobs.topk(most)
+    numbers = torch.cat((logprobs.gather(1, own), values), dim=-1).tolist()
+    return [one for one, *_ in numbers], [others for _, *others in numbers], ids.tolist()
