@@ -56,6 +56,10 @@ SLOW_BESIDE_USUAL: Annotated[
     float, "times", "its own usual factor: it became slow, and is not of a slower kind",
     "by hand: half of the least slowdown that matters, above the noise of the factor",
 ] = 1.25  # fmt: skip
+LEAST_STEP_EXCESS_NS: Annotated[
+    int, "ns", "of a step, beyond what the others would have taken: less is felt by nobody",
+    "by hand: a tenth of the gap between tokens at which a fast reader reads",
+] = 2_000_000  # fmt: skip
 
 LEAST_PACE_TICKS: Annotated[
     int, "ticks", "in which its pace and others' are known: of fewer nothing is said",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom, runbook_of
-from diagnosis.routed.thresholds import SLOW_BESIDE_USUAL, SLOW_FACTOR, SLOWER_TICKS
+from diagnosis.routed.thresholds import (
+    LEAST_STEP_EXCESS_NS,
+    SLOW_BESIDE_USUAL,
+    SLOW_FACTOR,
+    SLOWER_TICKS,
+)
 from diagnosis.routed.window import Window
 
 R = Routed
@@ -48,5 +53,8 @@ def _is_slow(window: Window, engine: str, factor: float) -> bool:
     usual = window.usual_factor(engine)
     beside = 1.0 if usual is None else max(1.0, usual)
     if factor < SLOW_FACTOR or factor < SLOW_BESIDE_USUAL * beside:
+        return False
+    cell = window.cells[engine]
+    if cell.span_ns * (1 - 1 / factor) < LEAST_STEP_EXCESS_NS * cell.steps:
         return False
     return window.slower_share(engine) >= SLOWER_TICKS

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnosis.evidence import Unit
 from diagnosis.routed.abstentions import NEEDS, Seen, abstentions
+from diagnosis.routed.causes import replica_slow
 from diagnosis.routed.causes.router_herding import meeting
 from diagnosis.routed.evidence import Routed, Transferred
 from diagnosis.routed.prefixes import ComputedPrefixes
@@ -16,6 +18,8 @@ from diagnosis.routed.signals import EngineSignal
 from diagnosis.routed.steps import EngineSteps
 from diagnosis.routed.symptoms import FleetFault, FleetSymptom
 from diagnosis.routed.thresholds import GONE_TICKS, HELD_TICKS, SEEN_NS
+from diagnosis.routed.ticks import Cell, Past, Tick, summed
+from diagnosis.routed.window import Window
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported
 from telemetry.facts.fleet_records import ReceivedRow, TokensReceived
@@ -102,6 +106,29 @@ def test_a_prompt_costs_as_much_of_its_time_as_was_seen_in_steps() -> None:
     steps.step(frame(50 * MS, 1), live, COST, 0)
 
     assert steps.prompt_ns(new, 100 * MS, COST) == 0.5 * 1000 * COST.prefill_token_ns
+
+
+@pytest.mark.parametrize(("step_ns", "named"), [(25 * MS, True), (MS, False)])
+def test_an_engine_is_slow_where_its_steps_are_longer_by_what_somebody_feels(
+    step_ns: int, named: bool
+) -> None:
+    """Steps of a tiny model that are 1.6 times as long are so by less than a millisecond, which any
+    machine that has other work to do gives them."""
+
+    def tick(factor: float) -> Tick:
+        spans = {"a": step_ns, "b": int(factor * step_ns), "c": step_ns}
+        cells = {
+            name: Cell(steps=20, span_ns=20 * span, expected_ns=20 * step_ns, row_span_ns=20 * span)
+            for name, span in spans.items()
+        }
+        return Tick(cells=cells)
+
+    before = [tick(1.0) for _ in range(20)]
+    past = Past(before, summed(before))
+    found = replica_slow.found(Window([tick(1.6) for _ in range(10)], past, "abc"))
+
+    assert (found is not None) == named
+    assert found is None or found.culprits == ("b",)
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=6))

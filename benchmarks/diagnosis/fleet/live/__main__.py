@@ -30,7 +30,12 @@ RESULT = Path(__file__).parents[3] / "results" / "diagnosis" / "fleet_live.json"
 NAMES = ("first", CULPRIT, "third")
 _FIRST_S, _CALM_S, _TROUBLE_S, _FADES_S = 20.0, 14.0, 20.0, 14.0
 _ROUTED_ASKED = Asked(output_tokens=60, own_words=12, pause_s=0.4, prefixes=8, common_words=160)
-_APART_ASKED = Asked(output_tokens=24, own_words=220, pause_s=0.4)
+# three engines share the cores with the gateway and the clients: more would be noise alone
+_ROUTED_CLIENTS = 3
+# so many that decode that a prompt computed beside them would hold up several
+_APART_ASKED = Asked(output_tokens=120, own_words=220, pause_s=0.3)
+_APART_CLIENTS = 8
+_APART_FLAGS = ("--max-num-seqs", "16", "--kv-memory", "256MiB")
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,17 @@ def _routed() -> Iterator[Stage]:
         clock = JumpingClock(folder)
         environments = {CULPRIT: clock.environment}
         running = stack.enter_context(routed(folder, "dummy:tiny", NAMES, environments))
-        yield Stage(running, stack.enter_context(_clients(running, 6, _ROUTED_ASKED)), clock)
+        clients = stack.enter_context(_clients(running, _ROUTED_CLIENTS, _ROUTED_ASKED))
+        yield Stage(running, clients, clock)
 
 
 @contextmanager
 def _apart() -> Iterator[Stage]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        running = stack.enter_context(apart(folder, "dummy:small", "--max-num-seqs", "8"))
-        yield Stage(running, stack.enter_context(_clients(running, 2, _APART_ASKED)), None)
+        running = stack.enter_context(apart(folder, "dummy:small", *_APART_FLAGS))
+        clients = stack.enter_context(_clients(running, _APART_CLIENTS, _APART_ASKED))
+        yield Stage(running, clients, None)
 
 
 def _clients(fleet: Fleet, number: int, asked: Asked) -> Clients:

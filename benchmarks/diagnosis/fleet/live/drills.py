@@ -81,7 +81,7 @@ def _jumps(scene: Scene) -> None:
 
 def _narrow(scene: Scene) -> None:
     link = scene.fleet.links["kv"]
-    link.bytes_per_s = 1_500_000.0
+    link.bytes_per_s = 5_000_000.0
     scene.stop.wait()
     link.bytes_per_s = None
 
@@ -110,7 +110,7 @@ ROUTED: dict[str, Drill] = {
 """Of three engines and a gateway."""
 APART: dict[str, Drill] = {
     "nothing, apart": Drill("", "nothing, as long as a drill", _nothing),
-    "narrow": Drill("transfer_slow", "a proxy passes 1.5 MB of KV a second", _narrow),
+    "narrow": Drill("transfer_slow", "a proxy passes 5 MB of KV a second", _narrow),
     "long prompts": Drill(
         "prefill_bound", "twelve more clients with prompts of 1,500 tokens", _long_prompts
     ),
