@@ -46,10 +46,22 @@ class Streams:
         for thread in self._threads:
             thread.join()
 
-    def stood_still(self, pause: Injected) -> bool:
-        """Whether one of them read nothing for half of the pause at least."""
+    def stood_still(self, pause: Injected, process: str) -> bool:
+        """Whether one of them read nothing for half of the pause at least, and was with the paused
+        process before it and after it: a client that the machine held up stands still as well."""
         eventually(lambda: self._read_since(pause.end_ns), "a token after the pause")
-        return bool(gaps_of(dict(self._stamps), pause))
+        stamps = dict(self._stamps)
+        return any(
+            stamps[name][0] < pause.begin_ns and self._was_live_at(name, process, pause.end_ns)
+            for name in gaps_of(stamps, pause)
+        )
+
+    def _was_live_at(self, request_id: str, process: str, at_ns: int) -> bool:
+        facts = self._server.client.get(f"/debug/requests/{request_id}").json()
+        if facts.get("outcome", "running") == "running":
+            return True
+        of_process = facts["sequences"] if process == "engine" else [facts]
+        return any(one["ended_ns"] > at_ns for one in of_process)
 
     def _read_since(self, since_ns: int) -> bool:
         return any(stamps[-1] > since_ns for stamps in list(self._stamps.values()))
@@ -81,7 +93,7 @@ def test_an_injected_pause_is_found_measured_and_charged(
 
     def paused_a_stream() -> Injected | None:
         done = injector.inject(process, pid, kind, BLOCK_MS)
-        return done if streams.stood_still(done) else None
+        return done if streams.stood_still(done, process) else None
 
     with Streams(server) as streams:
         done = eventually(paused_a_stream, "a pause during a stream", 60)
