@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from service.device.pinned import on_device
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 
 _Row = DecodeRow | PrefillChunk
@@ -109,7 +110,7 @@ def build_inputs(
             sampled.append(span.begin + span.query_tokens - 1)
 
     def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+        return on_device(values, torch.int64, device)
 
     return StepInputs(
         token_ids=tensor(token_ids),

@@ -59,6 +59,7 @@ def measure_budget(
 ) -> MemoryBudget:
     """Of a CUDA device on which the weights lie. A step has at most `tokens` tokens of at most
     `rows` sequences."""
+    torch.cuda.empty_cache()  # what loading left is no memory in use
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     step_bytes = step_bytes_of(decoder, make_pages, tokens, rows, device, cuda_peak(device))
     return MemoryBudget(total_bytes, total_bytes - free_bytes, step_bytes)

@@ -155,8 +155,9 @@ class TorchExecutor(Generic[PagesT]):
         try:
             self._fill_last_tokens(plan, inputs)
             logits, prompts = forward_and_read(
-                self._decoder, self._reader, plan, inputs, self._cache
+                self._decoder, self._reader, plan, inputs, self._cache, self._wait
             )
+            self._wait()
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
@@ -176,6 +177,11 @@ class TorchExecutor(Generic[PagesT]):
             prompts=prompts,
             score_ns=self._reader.last_score_ns,
         )
+
+    def _wait(self) -> None:
+        """Until a device that computes by itself has done what it was asked for."""
+        if self._decoder.device.type == "cuda":
+            torch.cuda.synchronize(self._decoder.device)
 
     def _copy_blocks(self, plan: Plan) -> None:
         if not plan.copies:

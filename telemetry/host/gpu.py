@@ -7,6 +7,7 @@ busy, not a bandwidth; bandwidth comes from GPM.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import dataclass, field
 
@@ -21,9 +22,9 @@ from telemetry.host.gpu_device import (
     Values,
     clock_event_names,
     driver_version,
-    find_devices,
     name_of,
     read_device,
+    visible_devices,
 )
 from telemetry.host.gpu_events import XidWatch
 from telemetry.host.gpu_gpm import Gpm
@@ -32,6 +33,7 @@ from telemetry.host.gpu_peaks import peak_bytes_per_s, peak_flop_per_s
 log = logging.getLogger("phasescope.telemetry")
 
 _INTERVAL_S = 0.5
+_NONE = "unavailable: the driver shows no GPU, or CUDA_VISIBLE_DEVICES hides it"
 _COUNTERS = {
     "pcie_sent_bytes": "pcie_sent_bytes_per_s",
     "pcie_received_bytes": "pcie_received_bytes_per_s",
@@ -139,12 +141,12 @@ class GpuSampler:
         try:
             pynvml.nvmlInit()
             self._open = True
-            devices = find_devices()
+            devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
         except pynvml.NVMLError as error:
             self._latest = (GpuSample(f"unavailable: {error}"),)
             return
         if not devices:
-            self._latest = (GpuSample("unavailable: the driver shows no GPU"),)
+            self._latest = (GpuSample(_NONE),)
             return
         self._readers = [_Reader(device) for device in devices]
         self._announce()

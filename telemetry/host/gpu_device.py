@@ -39,6 +39,30 @@ def find_devices() -> list[Device]:
     return found
 
 
+def visible_devices(visible: str | None) -> list[Device]:
+    """Those that `visible`, the value of CUDA_VISIBLE_DEVICES, leaves to a program: NVML shows all.
+    Raises NVMLError."""
+    found = find_devices()
+    if visible is None:
+        return found
+    wanted: list[str] = []
+    for name in (one.strip() for one in visible.split(",")):
+        if not name or name == "-1":  # nothing behind it counts
+            break
+        wanted.append(name)
+    return [one for one in found if any(_is_named(one, name) for name in wanted)]
+
+
+def _is_named(device: Device, name: str) -> bool:
+    """By the number of a GPU, or by the beginning of a UUID."""
+    if name.isdecimal():
+        return device.gpu.partition(":")[0] == name
+    try:
+        return str(pynvml.nvmlDeviceGetUUID(device.handle)).startswith(name)
+    except pynvml.NVMLError:
+        return False
+
+
 def _mig_instances(index: str, parent: Handle) -> list[Device]:
     """The MIG instances of a GPU; empty if MIG is off or not supported, or has no instance."""
     found: dict[int, Device] = {}

@@ -12,6 +12,7 @@ from service.device.attention.base import Capabilities
 from service.device.attention.flash_providers import Provider, Rows
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.pinned import on_device
 from service.device.spec import EVERYTHING, Reach
 
 
@@ -108,7 +109,7 @@ class FlashPagedAttention:
         places = [
             place for one in spans for place in range(one.begin, one.begin + one.query_tokens)
         ]
-        return torch.tensor(places).to(self._device, non_blocking=True)
+        return on_device(places, torch.int64, self._device)
 
     def _int32(self, values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
+        return on_device(values, torch.int32, self._device)

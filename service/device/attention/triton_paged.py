@@ -13,6 +13,7 @@ import torch
 from service.device.attention.base import Capabilities
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.pinned import on_device
 from service.device.spec import EVERYTHING, ModelSpec, Reach
 from service.device.triton.attention import (
     Heads,
@@ -111,4 +112,4 @@ class TritonPagedAttention:
         return self._int32([[*span.blocks, *[0] * (width - len(span.blocks))] for span in spans])
 
     def _int32(self, values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
+        return on_device(values, torch.int32, self._device)

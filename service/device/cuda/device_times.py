@@ -51,13 +51,16 @@ class PhaseMarks:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
-    """Of one step: where it begins, where its logits are there, and where it ends."""
+    """Of one step: where it begins, where blocks have been copied for it if any are, where its
+    logits are there, and where it ends."""
 
     begun: Mark
+    copied: Mark
     logits: Mark
     done: Mark
+    has_copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,15 @@ class DeviceClock:
 
     def __init__(self, runtime: Runtime, clock: Clock) -> None:
         self._clock = clock
-        marks = [[runtime.mark() for _ in range(3)] for _ in range(_SPANS)]
-        self._spans = [Span(*three) for three in marks]
+        self._spans = [
+            Span(
+                begun=runtime.mark(),
+                copied=runtime.mark(),
+                logits=runtime.mark(),
+                done=runtime.mark(),
+            )
+            for _ in range(_SPANS)
+        ]
         self._next = 0
         self._last: Span | None = None
         self._last_done_ns = 0  # on the host's clock
@@ -91,8 +101,14 @@ class DeviceClock:
     def begin(self) -> Span:
         span = self._spans[self._next]
         self._next = (self._next + 1) % _SPANS
+        span.has_copies = False
         span.begun.record()
         return span
+
+    def copied(self, span: Span) -> None:
+        """What was asked for since it began were copies: the model runs from here on."""
+        span.has_copies = True
+        span.copied.record()
 
     def read(self, span: Span, asked_ns: int, phases: PhaseMarks | None = None) -> StepTimes:
         """Waits for the span's end. The host began to ask for the step at `asked_ns`."""
@@ -109,7 +125,8 @@ class DeviceClock:
         device = DeviceTimes(busy_ns, bubble_ns)
         if phases is not None:
             device = phases.times(busy_ns, bubble_ns)
-        return StepTimes(device, begun_ns, begun_ns + span.logits.after_ns(span.begun))
+        copies_ns = span.copied.after_ns(span.begun) if span.has_copies else 0
+        return StepTimes(device, begun_ns + copies_ns, begun_ns + span.logits.after_ns(span.begun))
 
     def skip(self) -> None:
         """A step failed: nothing is known of when it ended."""

@@ -26,6 +26,7 @@ from service.device.inputs import build_inputs
 from service.device.lora.slots import SlotAdapters
 from service.device.lora.store import drop_adapter, place_adapter
 from service.device.models.model import Decoder
+from service.device.pinned import on_device
 from service.device.sampling.draw_on_device import draw_on_device
 from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
@@ -75,7 +76,9 @@ class CudaExecutor:
         self._cpu_pool = cpu_pool
         pages_each = -(-max_tokens // cache.page_tokens)
         self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
-        self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
+        self.graphs = DecodeGraphs(
+            runtime, self._slots, self._decode, cache.page_tokens, max_rows, decoder.spec.vocab
+        )
         self._slot_adapters = SlotAdapters()
         self._in_flight: deque[_LaunchedStep] = deque()
         self._device_clock = DeviceClock(runtime, clock)
@@ -149,6 +152,7 @@ class CudaExecutor:
         if plan.copies:
             assert self._cpu_pool is not None, "copies without a host tier"
             self._cpu_pool.run(plan.copies)
+            self._device_clock.copied(span)
         self._slots.update(plan.rows)
         rows = plan.sampled_rows
         greedy, phases = self._sampler.all_just_argmax(rows), None
@@ -231,9 +235,8 @@ class CudaExecutor:
             plan, self._cache.page_tokens, self._runtime.device, self._slot_adapters.numbers
         )
         if plan.decodes:
-            device = self._runtime.device
-            last_rows = torch.tensor(inputs.last_tokens, device=device)
-            slots = torch.tensor([row.slot for row in plan.decodes], device=device)
+            last_rows = self._indices(inputs.last_tokens)
+            slots = self._indices([row.slot for row in plan.decodes])
             inputs.token_ids[last_rows] = self._slots.last_tokens[slots]
         return forward_and_read(self._decoder, self._reader, plan, inputs, self._cache, self._wait)
 
@@ -251,6 +254,7 @@ class CudaExecutor:
         lengths: torch.Tensor,
         mark: Callable[[], None],
         places: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> torch.Tensor:
         prepared = self._attention.prepare_decodes(table, lengths)
         adapters = None
@@ -259,14 +263,16 @@ class CudaExecutor:
             assert captured is not None, "a graph without a table of adapters"
             adapters = captured.of_rows(places)
         return self._decoder.compute(
-            tokens, positions, slot_mapping, None, prepared, self._cache, mark, adapters
+            tokens, positions, slot_mapping, None, prepared, self._cache, mark, adapters, out
         )
 
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
         if not rows:
             return
-        slots = torch.tensor([row.slot for row in rows], device=self._runtime.device)
-        self._slots.last_tokens.index_copy_(0, slots, tokens)
+        self._slots.last_tokens.index_copy_(0, self._indices([row.slot for row in rows]), tokens)
+
+    def _indices(self, values: Sequence[int]) -> torch.Tensor:
+        return on_device(list(values), torch.int64, self._runtime.device)
 
 
 def cuda_executor(

@@ -32,9 +32,10 @@ class Forward(Protocol):
         lengths: torch.Tensor,
         mark: Callable[[], None],
         places: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> torch.Tensor:
-        """Float32 logits [rows, vocab]. `places` int32 [rows] are those of each row's LoRA adapter;
-        without them no row has one."""
+        """Float32 logits [rows, vocab] in `out`. `places` int32 [rows] are those of each row's LoRA
+        adapter; without them no row has one."""
         ...
 
 
@@ -44,8 +45,8 @@ _Key = tuple[int, bool, bool]
 
 @dataclass(slots=True)
 class GraphOutput:
-    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest. A graph writes
-    to the same memory each time. `phases` is None where the graph has no marks."""
+    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest. All graphs write
+    to the same logits. `phases` is None where the graph has no marks."""
 
     logits: torch.Tensor
     tokens: torch.Tensor
@@ -74,12 +75,17 @@ class DecodeGraphs:
         forward: Forward,
         page_tokens: int,
         max_rows: int,
+        vocab: int,
         mark_every: int = MARK_EVERY,
     ) -> None:
         self._runtime, self._slots, self._forward = runtime, slots, forward
         self._page_tokens = page_tokens
         self.buckets = buckets_for(max_rows)
         self._captured: dict[_Key, Captured] = {}
+        # of all graphs: each one's own would be gigabytes
+        self._logits = torch.empty(
+            (self.buckets[-1], vocab), dtype=torch.float32, device=runtime.device
+        )
         self._mark_every = mark_every
         self._runs = 0
 
@@ -96,8 +102,8 @@ class DecodeGraphs:
 
     def run(self, slots: list[int], positions: list[int], adapted: bool = False) -> GraphOutput:
         """Decode one token for each row, which goes on from the likeliest unless told otherwise.
-        `adapted` rows may have LoRA adapters. What comes out is valid until the same key runs
-        again, for whoever reads it in the order of the device's work."""
+        `adapted` rows may have LoRA adapters. What comes out is valid until the next run, for
+        whoever reads it in the order of the device's work."""
         self._runs += 1
         marked = self._runs % self._mark_every == 0
         found = self._get((bucket_of(len(slots), self.buckets), marked, adapted))
@@ -134,8 +140,9 @@ class DecodeGraphs:
             tokens = known.last_tokens[slots]
             places = known.places[slots] if adapted else None
             output.logits = self._forward(
-                tokens, positions, slot_mapping, table, lengths, mark, places
-            )
+                tokens, positions, slot_mapping, table, lengths, mark, places,
+                self._logits[:bucket],
+            )  # fmt: skip
             mark()
             output.tokens = output.logits.argmax(dim=-1)
             known.last_tokens.index_copy_(0, slots, output.tokens)

@@ -75,7 +75,7 @@ def _stream(
     return peak, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def attend(
     query, out, keys, values, key_scales, value_scales,
     table, tile_rows, tile_firsts, begins, counts, contexts, scale, window, table_width,
@@ -108,7 +108,7 @@ def attend(
     tl.store(out + at, (mixed / sums[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def attend_part(
     query, partial, peaks, totals, keys, values, key_scales, value_scales,
     table, flat, lengths, scale, window, table_width,

@@ -11,6 +11,7 @@ import torch
 from service.device.inputs import AdapterRows
 from service.device.lora.torch_adapters import CapturedAdapters, StepAdapters
 from service.device.lora.weights import AdapterWeights, LowRank, Module, module_parts
+from service.device.pinned import on_device
 from service.device.spec import ModelSpec
 from service.device.triton.lora import TILE_ROWS, ModuleTable, Tiles, add_low_rank
 from service.engine.executor import DeviceFailure
@@ -78,9 +79,11 @@ class TritonAdapters:
             for one in segments
             for first in range(0, one.tokens, TILE_ROWS)
         ]
-        packed = torch.tensor(tiles, dtype=torch.int32).t().contiguous().to(self._device)
-        most_rows = max(count for _, _, count in tiles)
-        return self._step(Tiles(packed[0], packed[1], packed[2], most_rows))
+        places, firsts, counts = (
+            on_device(list(column), torch.int32, self._device)
+            for column in zip(*tiles, strict=True)
+        )
+        return self._step(Tiles(places, firsts, counts, max(count for _, _, count in tiles)))
 
     def of_rows(self, places: torch.Tensor) -> StepAdapters:
         firsts = torch.arange(len(places), dtype=torch.int32, device=self._device)

@@ -131,13 +131,15 @@ class Decoder:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def head(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 logits [rows, vocab] of final states."""
-        logits = self._head(states).float()
+    def head(self, states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states, in `out` if that is given."""
+        logits = self._head(states)
         if self.spec.logit_multiplier != 1.0:
-            logits = logits * self.spec.logit_multiplier
+            logits = logits.float() * self.spec.logit_multiplier
         cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if cap is not None:
+            logits = torch.tanh(logits.float() / cap) * cap
+        return logits.float() if out is None else out.copy_(logits)
 
     @torch.inference_mode()
     def compute(
@@ -150,14 +152,15 @@ class Decoder:
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
         adapters: StepAdapters | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A step from tensors alone, with what the attention wants `prepared`; logits of all
-        rows where `sampled` is None. `mark` is called before and after each attention."""
-        return self.head(
-            self._states(
-                token_ids, positions, slot_mapping, sampled, prepared, cache, mark, adapters
-            )
+        rows where `sampled` is None, in `out` if that is given. `mark` is called before and after
+        each attention."""
+        states = self._states(
+            token_ids, positions, slot_mapping, sampled, prepared, cache, mark, adapters
         )
+        return self.head(states, out)
 
     def _states(
         self,

@@ -19,6 +19,8 @@ from service.device.quantization.kept_matrix import Fp8Matrix, GgufMatrix, Int4M
 from service.device.quantization.linear import FloatFormat, FloatLinear, Linear
 
 TILE_VALUES = 1 << 21
+# of a GPU, where each tile is a dozen launches: a few hundred megabytes
+_GPU_TILE_VALUES = 1 << 26
 _TorchMatrix = Int4Matrix | Fp8Matrix
 
 
@@ -64,11 +66,15 @@ class TiledLinear:
         self._matrix = matrix
         self._bias = bias
         self._compute = compute
-        self._tile = max(1, TILE_VALUES // matrix.shape[1])
+        on_gpu = matrix.codes.device.type == "cuda"
+        values = _GPU_TILE_VALUES if on_gpu else TILE_VALUES
+        self._tile = max(1, values // matrix.shape[1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         outputs = self._matrix.shape[0]
         out = x.new_empty((len(x), outputs))
+        if not len(x):
+            return out
         for first in range(0, outputs, self._tile):
             ids = torch.arange(first, min(first + self._tile, outputs), device=x.device)
             out[:, first : first + len(ids)] = functional.linear(x, self.rows(ids))

@@ -145,6 +145,24 @@ def test_clocks_that_drift_apart_for_an_hour_stay_together() -> None:
     assert worst_ns < 3 * MS, "of 200 ms each"
 
 
+def test_blocks_that_are_copied_for_a_step_are_no_part_of_the_model() -> None:
+    host = ManualClock(1_000 * MS)
+    device = Device(host)
+    clock = DeviceClock(device, host)
+    asked_ns, span = host.now_ns(), clock.begin()
+    device.work(20 * MS)
+    clock.copied(span)
+    device.work(FORWARD_NS)
+    span.logits.record()
+    span.done.record()
+    found = clock.read(span, asked_ns)
+
+    assert found.sample_ns - found.forward_ns == FORWARD_NS
+    assert found.device.busy_ns == 20 * MS + FORWARD_NS
+    step = Asked(clock, device)
+    assert step.read(clock).forward_ns == step.truth[0], "the span is used again without copies"
+
+
 def test_after_a_step_that_failed_the_next_ones_are_placed_anew() -> None:
     host = ManualClock(1_000 * MS)
     device = Device(host)

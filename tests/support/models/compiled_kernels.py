@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -170,7 +171,15 @@ def of_adapters(spec: ModelSpec, dtype: torch.dtype) -> None:
         add_low_rank(x, out, table, Tiles(ints, ints, ints, most_rows), 16)
 
 
+def wide_heads() -> ModelSpec:
+    """As Gemma's: the widest that our attention takes."""
+    return replace(DUMMY_SHAPES["llama-1b"], heads=8, kv_heads=4, head_dim=256)
+
+
 def launches(shapes: Sequence[str], dtypes: Sequence[torch.dtype]) -> None:
+    for dtype in dtypes:
+        of_attention(wide_heads(), KvFormat.PLAIN, dtype)
+        of_attention(wide_heads(), KvFormat.INT8, dtype)
     for name, dtype in product(shapes, dtypes):
         spec = DUMMY_SHAPES[name]
         for kv_format in KvFormat:

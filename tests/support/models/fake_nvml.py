@@ -71,6 +71,9 @@ int nvmlDeviceGetHandleByIndex_v2(u32 i, void **h) {
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **h) {
     *h = (void *)(size_t)GPUS; return strcmp(uuid, "GPU-last") ? NOT_FOUND : 0;
 }
+int nvmlDeviceGetUUID(void *h, char *uuid, u32 n) {
+    strncpy(uuid, (size_t)h == GPUS ? "GPU-last" : "GPU-0ther", n); return 0;
+}
 int nvmlDeviceGetName(void *h, char *name, u32 n) {
     CALL;
 #ifdef HOPPER

@@ -219,6 +219,29 @@ def test_an_older_gpu_has_no_hardware_counters(
     assert found.peak_flop_per_s == pytest.approx(312e12, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("1", ["1"]), ("1,0", ["0", "1"]), ("GPU-last", ["1"]), ("GPU-la", ["1"]), ("0,-1,1", ["0"])],
+)
+def test_a_gpu_that_our_engine_cannot_have_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
+) -> None:
+    """What somebody else computes there would be our slow steps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with running("HOPPER", tmp_path, monkeypatch) as bench:
+        found = [one.gpu for one in bench.sampler.sample()]
+
+    assert found == gpus
+
+
+def test_without_a_visible_gpu_nothing_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with running("HOPPER", tmp_path, monkeypatch) as bench:
+        assert bench.sampler.latest().status.endswith("CUDA_VISIBLE_DEVICES hides it")
+
+
 def test_mig_instances_are_sampled_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
