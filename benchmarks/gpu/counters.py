@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import pynvml
 
 from telemetry.facts.base import Unavailable, Value
 from telemetry.facts.clock import Clock
-from telemetry.host.gpu_device import Device, driver_version, find_devices, read_device
+from telemetry.host.gpu_device import Device, driver_version, read_device, visible_devices
 from telemetry.host.gpu_gpm import Gpm
 from telemetry.host.gpu_peaks import peak_bytes_per_s
 
@@ -35,7 +36,7 @@ def _of_first_device(use: Callable[[Device], Found]) -> Found | Unavailable:
     except pynvml.NVMLError as error:
         return Unavailable(str(error))
     try:
-        devices = find_devices()
+        devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
         return use(devices[0]) if devices else Unavailable("the driver shows no GPU")
     except pynvml.NVMLError as error:
         return Unavailable(str(error))

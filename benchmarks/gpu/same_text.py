@@ -84,8 +84,8 @@ def compared(ours: Sequence[Scored], theirs: Sequence[Scored], tolerance: float)
         "equal_texts": sum(common == OUTPUT_TOKENS for common in agree),
         "equal_tokens_at_least": min(agree),
         "logprob_off_at_most": max(apart),
-        "tolerance": tolerance,
         "holds": max(apart) <= tolerance,
+        "tolerance": tolerance,
     }
 
 

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.contract import ledger
 from benchmarks.contract.client import (
     COMPLETIONS,
@@ -136,7 +138,8 @@ def neighbour(device: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        process.stdout.readline()
+        if process.stdout.readline().strip() != b"copying":
+            raise RuntimeError("the neighbour did not start: is there memory for it?")
         yield
     finally:
         process.kill()
@@ -159,14 +162,12 @@ async def watched(model: str, device: str, journal: Path | None) -> dict[str, An
         reference_ns = now_ns()
         await asyncio.sleep(REFERENCE_S)
         steady = await server.snapshot()
-        async with asyncio.timeout(60):
-            before_ns = now_ns()
-            context = neighbour(device)
-            await asyncio.to_thread(context.__enter__)
-        begin_ns = now_ns()
-        await asyncio.sleep(NEIGHBOUR_S)
-        beside = await server.snapshot()
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        before_ns = now_ns()
+        with contextlib.ExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, neighbour(device))
+            begin_ns = now_ns()
+            await asyncio.sleep(NEIGHBOUR_S)
+            beside = await server.snapshot()
         end_ns = now_ns()
         await asyncio.sleep(RECOVERY_S)
         for task in tasks:
@@ -189,7 +190,7 @@ async def watched(model: str, device: str, journal: Path | None) -> dict[str, An
         "named_share": answers.share(WANTED, begin_ns, end_ns),
         "silent_share_before": answers.share(None, reference_ns, before_ns),
         "changes": answers.changes(begin_ns),
-        "host": host,
+        "pauses": host["totals"],
         "snapshot_steady": _of_device(steady),
         "snapshot_beside": _of_device(beside),
     }
@@ -226,11 +227,12 @@ def main() -> int:
     about = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "gpu_state": gpu_state(),
     }
     args.out.write_text(json.dumps({**about, **found}, indent=1) + "\n")
     one = found["neighbour"]
-    print(json.dumps({name: one[name] for name in one if name not in ("host",)}, indent=1))
+    print(json.dumps(one, indent=1))
     right = all(figure["holds"] for figure in found["ledger"])
     return 0 if right and one["named_after_s"] is not None else 1
 

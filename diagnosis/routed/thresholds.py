@@ -56,9 +56,13 @@ SLOW_BESIDE_USUAL: Annotated[
     float, "times", "its own usual factor: it became slow, and is not of a slower kind",
     "by hand: half of the least slowdown that matters, above the noise of the factor",
 ] = 1.25  # fmt: skip
+SURELY_SLOW_FACTOR: Annotated[
+    float, "times", "the others' pace: slow, however short its steps are",
+    "by hand: neighbours on a busy machine are not twice as slow for seconds",
+] = 2.0  # fmt: skip
 LEAST_STEP_EXCESS_NS: Annotated[
-    int, "ns", "of a step, beyond what the others would have taken: less is felt by nobody",
-    "by hand: a tenth of the gap between tokens at which a fast reader reads",
+    int, "ns", "of a step beyond the others': below SURELY_SLOW_FACTOR, less is no finding",
+    "by hand: what a busy machine adds to a step of a tiny model; a reader does not see it",
 ] = 2_000_000  # fmt: skip
 
 LEAST_PACE_TICKS: Annotated[

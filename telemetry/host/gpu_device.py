@@ -40,21 +40,25 @@ def find_devices() -> list[Device]:
 
 
 def visible_devices(visible: str | None) -> list[Device]:
-    """Those that `visible`, the value of CUDA_VISIBLE_DEVICES, leaves to a program: NVML shows all.
-    Raises NVMLError."""
-    found = find_devices()
+    """Those that `visible`, the value of CUDA_VISIBLE_DEVICES, leaves to a program, in its order:
+    NVML shows all. Numbers are NVML's, which are CUDA's where all GPUs are of one kind. Raises
+    NVMLError."""
+    devices = find_devices()
     if visible is None:
-        return found
-    wanted: list[str] = []
-    for name in (one.strip() for one in visible.split(",")):
-        if not name or name == "-1":  # nothing behind it counts
+        return devices
+    found: list[Device] = []
+    for name in visible.split(","):
+        named = [one for one in devices if _is_named(one, name.strip())]
+        if not named:  # nothing behind it counts
             break
-        wanted.append(name)
-    return [one for one in found if any(_is_named(one, name) for name in wanted)]
+        found += [one for one in named if one not in found]
+    return found
 
 
 def _is_named(device: Device, name: str) -> bool:
     """By the number of a GPU, or by the beginning of a UUID."""
+    if not name:
+        return False
     if name.isdecimal():
         return device.gpu.partition(":")[0] == name
     try:

@@ -9,6 +9,7 @@ from diagnosis.routed.thresholds import (
     SLOW_BESIDE_USUAL,
     SLOW_FACTOR,
     SLOWER_TICKS,
+    SURELY_SLOW_FACTOR,
 )
 from diagnosis.routed.window import Window
 
@@ -55,6 +56,7 @@ def _is_slow(window: Window, engine: str, factor: float) -> bool:
     if factor < SLOW_FACTOR or factor < SLOW_BESIDE_USUAL * beside:
         return False
     cell = window.cells[engine]
-    if cell.span_ns * (1 - 1 / factor) < LEAST_STEP_EXCESS_NS * cell.steps:
+    excess_ns = cell.span_ns * (1 - 1 / factor)
+    if factor < SURELY_SLOW_FACTOR and excess_ns < LEAST_STEP_EXCESS_NS * cell.steps:
         return False
     return window.slower_share(engine) >= SLOWER_TICKS

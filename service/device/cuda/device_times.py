@@ -79,8 +79,8 @@ class DeviceClock:
     The host asks for a step long before the device computes it, so when that happened is only known
     by the device's clock. Where this lies on the host's clock is known anew whenever the host has
     to wait for a step's end. Where it comes later than the end, the device's clock is counted on
-    from there, within causality: no step begins before the host began to ask for it, and none ends
-    after the host has seen its end. Clocks that drift apart are so never far apart.
+    from there, within causality: no step begins before the host began to ask for it, by more than
+    the clocks have drifted apart since, and none ends after the host has seen its end.
     """
 
     def __init__(self, runtime: Runtime, clock: Clock) -> None:

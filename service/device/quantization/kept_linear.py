@@ -1,8 +1,9 @@
 """Products with kept matrices in torch: dequantised in tiles, or by a kernel of ours on a GPU.
 
-A tile is a few megabytes of floats, so that neither the whole matrix is widened at once nor a
-product split into slivers. Matrices that are fused but lie differently (other groups, another
-order of inputs) stay apart and their outputs are joined.
+On a CPU a tile is a few megabytes of floats, so that neither the whole matrix is widened at once
+nor a product split into slivers; on a GPU, where each tile is a dozen launches, most matrices are
+one. Matrices that are fused but lie differently (other groups, another order of inputs) stay apart
+and their outputs are joined.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from service.device.quantization.kept_matrix import Fp8Matrix, GgufMatrix, Int4M
 from service.device.quantization.linear import FloatFormat, FloatLinear, Linear
 
 TILE_VALUES = 1 << 21
-# of a GPU, where each tile is a dozen launches: a few hundred megabytes
 _GPU_TILE_VALUES = 1 << 26
 _TorchMatrix = Int4Matrix | Fp8Matrix
 

@@ -19,6 +19,7 @@ from itertools import accumulate
 
 import torch
 
+from service.device.pinned import on_device
 from service.device.sampling.draw import draw_rows
 from service.device.sampling.draw_on_device import Draws, draws_of
 from service.device.sampling.grammar import MaskRows
@@ -299,11 +300,16 @@ def _samples(
 def _scores(
     raw: torch.Tensor, rows: list[int], tokens: list[int], most: int
 ) -> tuple[list[float], list[list[float]], list[list[int]]]:
-    """Log-probabilities of one token a row, and the `most` likeliest with theirs. A device is
-    waited for once, and not once a row."""
+    """Log-probabilities of one token a row, and the `most` likeliest with theirs, in one piece: a
+    device is not waited for once a row."""
     picked = raw if len(rows) == len(raw) else raw[torch.tensor(rows, device=raw.device)]
     logprobs = torch.log_softmax(picked, dim=-1)
-    own = torch.tensor(tokens, device=raw.device)[:, None]
+    own = on_device(tokens, torch.int64, raw.device)[:, None]
     values, ids = logprobs.topk(most)
-    numbers = torch.cat((logprobs.gather(1, own), values), dim=-1).tolist()
-    return [one for one, *_ in numbers], [others for _, *others in numbers], ids.tolist()
+    found = torch.cat((logprobs.gather(1, own).double(), values.double(), ids.double()), dim=-1)
+    numbers = found.tolist()
+    return (
+        [row[0] for row in numbers],
+        [row[1 : 1 + most] for row in numbers],
+        [list(map(int, row[1 + most :])) for row in numbers],
+    )

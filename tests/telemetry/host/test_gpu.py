@@ -221,8 +221,15 @@ def test_an_older_gpu_has_no_hardware_counters(
 
 @pytest.mark.parametrize(
     ("visible", "gpus"),
-    [("1", ["1"]), ("1,0", ["0", "1"]), ("GPU-last", ["1"]), ("GPU-la", ["1"]), ("0,-1,1", ["0"])],
-)
+    [
+        ("1", ["1"]),
+        ("1,0", ["1", "0"]),
+        ("0,7,1", ["0"]),
+        ("GPU-last", ["1"]),
+        ("GPU-la", ["1"]),
+        ("0,-1,1", ["0"]),
+    ],
+)  # fmt: skip
 def test_a_gpu_that_our_engine_cannot_have_is_not_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
 ) -> None:
