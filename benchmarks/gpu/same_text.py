@@ -61,12 +61,16 @@ def outputs(loaded: LoadedEngine, prompts: Sequence[list[int]], depth: int) -> l
         sampling = SamplingParams(temperature=0.0, logprobs=0)
         inbox.put(Submit(seq_id=seq_id, prompt=prompt, max_tokens=OUTPUT_TOKENS, sampling=sampling))
     found: list[Scored] = [[] for _ in prompts]
-    while any(len(one) < OUTPUT_TOKENS for one in found):
+    working = True
+    while working:
         for emission in loop.step():
             if emission.sample is not None:
                 logprob = emission.sample.logprob
                 assert logprob is not None
                 found[emission.seq_id].append((emission.sample.token_id, logprob))
+        working = loop.has_work
+    if any(len(one) < OUTPUT_TOKENS for one in found):
+        raise RuntimeError("a text ended early: its step failed")
     return found
 
 

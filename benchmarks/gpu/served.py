@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import select
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ LEDGER_MODEL = "dummy:smollm2-135m"  # the check's prompts are in its vocabulary
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 256, 400
 WARM_UP_S, REFERENCE_S, NEIGHBOUR_S, RECOVERY_S = 5.0, 25.0, 15.0, 10.0
 POLL_S = 0.25
+NEIGHBOUR_READY_S = 60.0
 WANTED = Symptom.MEMORY_BANDWIDTH
 
 
@@ -138,7 +140,8 @@ def neighbour(device: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        if process.stdout.readline().strip() != b"copying":
+        ready, _, _ = select.select([process.stdout], [], [], NEIGHBOUR_READY_S)
+        if not ready or process.stdout.readline().strip() != b"copying":
             raise RuntimeError("the neighbour did not start: is there memory for it?")
         yield
     finally:

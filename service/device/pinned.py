@@ -14,6 +14,6 @@ import torch
 def on_device(values: list[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of `values`, nested as they are, in the order of the device's work."""
     found = torch.tensor(values, dtype=dtype)
-    if device.type == "cuda":
+    if device.type == "cuda" and found.numel():
         found = found.pin_memory()
     return found.to(device, non_blocking=True)

@@ -221,8 +221,7 @@ class CudaExecutor:
         """With grammars, penalties, logprobs or drafts the host samples, and waits for logits."""
         sampler = self._sampler
         samples = sampler.sample(rows, logits)
-        last = torch.tensor([sample[-1].token_id for sample in samples], dtype=torch.int64)
-        self._remember(rows, last.to(self._runtime.device))
+        self._remember(rows, self._numbers([sample[-1].token_id for sample in samples]))
         span.done.record()
         return _LaunchedStep(
             span, asked_ns, None, samples, sampler.last_mask_ns, sampler.last_masked_rows,
@@ -235,8 +234,8 @@ class CudaExecutor:
             plan, self._cache.page_tokens, self._runtime.device, self._slot_adapters.numbers
         )
         if plan.decodes:
-            last_rows = self._indices(inputs.last_tokens)
-            slots = self._indices([row.slot for row in plan.decodes])
+            last_rows = self._numbers(inputs.last_tokens)
+            slots = self._numbers([row.slot for row in plan.decodes])
             inputs.token_ids[last_rows] = self._slots.last_tokens[slots]
         return forward_and_read(self._decoder, self._reader, plan, inputs, self._cache, self._wait)
 
@@ -269,9 +268,9 @@ class CudaExecutor:
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
         if not rows:
             return
-        self._slots.last_tokens.index_copy_(0, self._indices([row.slot for row in rows]), tokens)
+        self._slots.last_tokens.index_copy_(0, self._numbers([row.slot for row in rows]), tokens)
 
-    def _indices(self, values: Sequence[int]) -> torch.Tensor:
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
         return on_device(list(values), torch.int64, self._runtime.device)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from service.device.cuda.runtime import Runtime
+from service.device.pinned import on_device
 from service.engine.plan import DecodeRow, PrefillChunk
 
 Row = DecodeRow | PrefillChunk
@@ -68,6 +68,4 @@ class DeviceSlots:
 
     def _packed(self, indices: list[int], pages: list[int]) -> torch.Tensor:
         """int32 [2, entries] on the device, in one copy."""
-        host = self._runtime.host_tensor((2, len(indices)), torch.int32)
-        host.numpy()[:] = np.array([indices, pages], dtype=np.int32)
-        return host.to(self._runtime.device, non_blocking=True)
+        return on_device([indices, pages], torch.int32, self._runtime.device)

@@ -302,7 +302,7 @@ def _scores(
 ) -> tuple[list[float], list[list[float]], list[list[int]]]:
     """Log-probabilities of one token a row, and the `most` likeliest with theirs, in one piece: a
     device is not waited for once a row."""
-    picked = raw if len(rows) == len(raw) else raw[torch.tensor(rows, device=raw.device)]
+    picked = raw if len(rows) == len(raw) else raw[on_device(rows, torch.int64, raw.device)]
     logprobs = torch.log_softmax(picked, dim=-1)
     own = on_device(tokens, torch.int64, raw.device)[:, None]
     values, ids = logprobs.topk(most)

@@ -25,7 +25,7 @@ def compiled(*arguments: str) -> list[dict[str, object]]:
     """In a process of its own, where Triton is not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.models.compiled_kernels", *arguments]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert found.returncode in (0, 1), found.stderr[-2000:]
     return [json.loads(line) for line in found.stdout.splitlines()]
 
