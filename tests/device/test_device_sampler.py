@@ -175,6 +175,19 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert [top.token_id for top in sample.top] == truth.topk(2).indices.tolist()
 
 
+def test_each_row_of_many_has_the_logprobs_that_it_asked_for() -> None:
+    """As many as it wants, and those that it would have alone, though they are taken together."""
+    wanted = [None, 0, 5, 1, *[2] * 40, None, 3]
+    params = [greedy(logprobs=count) for count in wanted]
+    batch = torch.stack([logits(seed) for seed in range(len(params))])
+    together = started(*params).sample([row(slot) for slot in range(len(params))], batch)
+
+    for count, one, values, (sample,) in zip(wanted, params, batch, together, strict=True):
+        ((alone,),) = started(one).sample([row(0)], values[None])
+        assert sample == alone
+        assert (None if sample.top is None else len(sample.top)) == count
+
+
 def test_uniform_numbers_lie_in_the_unit_interval_and_differ() -> None:
     """Neighbouring seeds and indices give unrelated numbers."""
     numbers = [uniform(seed, index) for seed in (-5, 0, 1, 1 << 62) for index in range(500)]

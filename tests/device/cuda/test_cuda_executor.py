@@ -172,6 +172,10 @@ def test_graphs_are_captured_the_largest_first_and_once() -> None:
 
     assert told == [f"capturing decodes of {rows} rows" for rows in (4, 2, 1)]
     captured = runtime.captured
+    graphs = executor.graphs._captured.values()
+    assert len({one.output.logits.data_ptr() for one in graphs}) == 1, (
+        "gigabytes if each had its own"
+    )
     engine_of(executor, 1).greedy(PROMPTS, 5)
     assert runtime.captured == captured == 6, "each with marks within, and without"
 
