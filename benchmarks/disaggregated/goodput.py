@@ -7,9 +7,10 @@ In virtual time, with the production scheduler and protocol, and with the costs 
 `benchmarks.disaggregated.real` measured, as if each engine had a machine of its own and a link of
 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
 inter-token target; the better one counts. Engines apart are tried in each ratio, which is what
-DistServe's placement searches too; `by_rule` has the best of these ratios, and each prompt goes the
-way that `service.fleet.transfer.split` predicts to be the cheaper one. A claim in kind (DistServe,
-Zhong et al., OSDI 2024), not a figure of any machine.
+DistServe's placement searches too. In `by_rule` they are tried in each ratio again, and each prompt
+goes the way that a gateway would choose (`service.fleet.routing.prefill_choice`); engines that
+decode follow the inter-token target there, as they do by default. A claim in kind (DistServe, Zhong
+et al., OSDI 2024), not a figure of any machine.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from lab.simulation.sim_executor import FittedCost, WritingExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission
+from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoice
 from service.fleet.transfer.decode_side import DecodePatience
 from service.fleet.transfer.sending import PrefillPatience
-from service.fleet.transfer.split import LinkCost, PrefillPlace, choose
+from service.fleet.transfer.split import LinkCost
+from service.fleet.wire.load_fold import LoadFold
+from service.fleet.wire.messages import Load
 from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.kv_transfer_records import Way
 
@@ -71,6 +75,9 @@ class Timed(World):
         self.token_ns: dict[int, list[int]] = defaultdict(list)
         self.by_rule = by_rule
         self.ways: Counter[Way] = Counter()
+        self._choice = PrefillChoice()
+        self._folds: dict[str, LoadFold] = defaultdict(LoadFold)
+        self._seen_facts: Counter[str] = Counter()
         super().__init__(scenario, Builds(executor=WritingExecutor))
         self.invariants.after_iteration = lambda node: None  # type: ignore[method-assign]
         for node in self.decodes + self.prefills:
@@ -80,33 +87,40 @@ class Timed(World):
         for emission in emissions:
             if emission.sample is not None:
                 self.token_ns[emission.seq_id].append(self.events.now_ns)
+            self._choice.computed(emission.seq_id)
         super().emitted(node, emissions)
 
     def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
         """With `by_rule` each prompt goes the way that is predicted to be the cheaper one."""
-        if self.by_rule:
-            cost = self.scenario.cost.fitted  # type: ignore[attr-defined]
-            here, tokens = place_of(node, cost), len(submit.prompt)
-            splits = [choose(tokens, here, place_of(one, cost), LINK) for one in self.prefills]
-            way = min(splits, key=lambda split: split.remote_ns).way
-            self.ways[way] += 1
-            remote = way is Way.REMOTE
-        super()._submit(node, submit, remote)
+        if not self.by_rule:
+            super()._submit(node, submit, remote)
+            return
+        tokens = len(submit.prompt)
+        there = [
+            Computes(one.peer.name, self._load(one), BLOCK_TOKENS, LINK) for one in self.prefills
+        ]
+        here = Decodes(node.peer.name, self._load(node), 0)
+        found = self._choice.best(tokens, (), here, there)
+        assert found is not None, "engines that compute prompts are there all the time"
+        self.ways[found.split.way] += 1
+        is_remote = found.split.way is Way.REMOTE
+        self._folds[here.name].submitted(submit.seq_id, tokens, is_remote)
+        if is_remote:
+            self._choice.sent_away(submit.seq_id, found, here.name, tokens, ())
+            peers = {one.peer.name: one.peer for one in self.prefills}
+            self._start_remote(node, submit, peers[found.name])
+        else:
+            self._choice.sent_here(here.name, tokens)
+            node.send(submit)
 
-
-def place_of(node: SimNode, cost: SetStepCost) -> PrefillPlace:
-    """What the rule knows of an engine; nothing is cached, because no two prompts are alike."""
-    running = node.scheduler.table.running
-    decoding = [one for one in running if not one.in_prefill]
-    begun = sum(one.prefill_tokens - one.computed_tokens for one in running if one.in_prefill)
-    return PrefillPlace(
-        cost=cost,
-        cached_tokens=0,
-        waiting_tokens=node.scheduler.waiting_tokens + begun,
-        residents=len(decoding),
-        context_tokens=sum(one.computed_tokens for one in decoding),
-        chunk_tokens=512,
-    )
+    def _load(self, node: SimNode) -> Load:
+        """What an engine and its node say, by what they know now."""
+        name = node.peer.name
+        fresh = node.facts[self._seen_facts[name] :]
+        self._seen_facts[name] += len(fresh)
+        self._folds[name].take(fresh)
+        self._choice.reported(name)
+        return self._folds[name].load()
 
 
 def limits_of(tpot_ns: int | None) -> Limits:
@@ -200,14 +214,18 @@ def main() -> int:
     cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
     found: list[dict[str, Any]] = []
     for mix in MIXES:
-        apart = {n: goodput(mix, cost, Layout(n)) for n in range(1, ENGINES)}
-        best = max(apart, key=lambda n: apart[n])
+        ratios = range(1, ENGINES)
+        apart = {n: goodput(mix, cost, Layout(n)) for n in ratios}
+        ruled = [Layout(n, paced=True, by_rule=True) for n in ratios]
+        chosen_way = {one.prefills: goodput(mix, cost, one) for one in ruled}
+        best = max(ruled, key=lambda one: chosen_way[one.prefills])
         rates = {
             "fixed": goodput(mix, cost, Layout()),
             "paced": goodput(mix, cost, Layout(paced=True)),
             **{f"{n}+{ENGINES - n}": rate for n, rate in apart.items()},
-            "apart": apart[best],
-            "by_rule": goodput(mix, cost, Layout(best, by_rule=True)),
+            "apart": max(apart.values()),
+            **{f"{n}+{ENGINES - n} by_rule": rate for n, rate in chosen_way.items()},
+            "by_rule": chosen_way[best.prefills],
         }
         together = max(rates["fixed"], rates["paced"])
         ttft_ns, tpot_ns = targets_of(mix, cost)
@@ -220,9 +238,7 @@ def main() -> int:
                     name: round(rates[name] / together, 2) if together else None
                     for name in ("apart", "by_rule")
                 },
-                "sent_away_by_rule": round(
-                    shares(mix, cost, rates["by_rule"], Layout(best, by_rule=True))[1], 3
-                ),
+                "sent_away_by_rule": round(shares(mix, cost, rates["by_rule"], best)[1], 3),
             }
         )
         print(json.dumps(found[-1]), flush=True)

@@ -91,6 +91,17 @@ def test_waiting_prompts_count_less_where_those_before_them_were_held() -> None:
     assert load.prompt_tokens < 0.75 * queue.tokens
 
 
+def test_a_sequence_waits_from_when_it_was_sent_and_once() -> None:
+    """The engine reads it when its step is over."""
+    fold = LoadFold()
+    fold.submitted(1, 50, receives_kv=False)
+    fold.submitted(2, 50, receives_kv=True)
+    assert (fold.load().waiting, fold.load().prompt_tokens) == (2, 50)
+    fold.take([structs.replace(queued(1), prompt_tokens=50), receiving(2, 50)])
+
+    assert (fold.load().waiting, fold.load().prompt_tokens) == (2, 50)
+
+
 def test_sequences_whose_end_was_lost_are_not_counted_for_ever() -> None:
     fold = LoadFold()
     fold.take([queued(1), queued(2)])

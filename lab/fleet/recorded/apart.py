@@ -27,7 +27,7 @@ from lab.fleet.recorded.world import RecordedFaults, length_again, limits_again
 from lab.simulation.sim_executor import Cost, FittedCost, WritingExecutor
 from service.engine.inbox import Cancel, Submit
 from service.engine.plan import Emission, Plan, SamplingParams
-from service.fleet.routing.prefill_choice import Computes, PrefillChoice
+from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoice
 from service.fleet.routing.request import request_of
 from service.fleet.routing.router import Router
 from service.fleet.routing.settings import RoutingSettings
@@ -174,18 +174,16 @@ class FleetApart(World):
         name, incarnation = routed.engine, routed.incarnation
         self._gateway.append(SequenceSubmitted(ask.request_id, now_ns, ask.seq_id, ask.choice))
         self._gateway.append(SequenceSent(now_ns, ask.seq_id, name, incarnation))
-        found = self._choice.best(
-            prompt_tokens,
-            routed.candidates[0].cached_tokens,
-            routed.anchors,
-            self._states[name].load,
-            self._computing(),
-        )
+        cached_tokens = routed.candidates[0].cached_tokens
+        here = Decodes(name, self._states[name].load, cached_tokens)
+        found = self._choice.best(prompt_tokens, routed.anchors, here, self._computing())
         peer = None
         if found is not None and found.split.way is Way.REMOTE:
-            self._choice.sent(found, prompt_tokens, routed.anchors)
+            self._choice.sent_away(ask.seq_id, found, name, prompt_tokens, routed.anchors)
             self._is_remote.add(ask.seq_id)
             peer = self._nodes[found.name]
+        else:
+            self._choice.sent_here(name, prompt_tokens - cached_tokens)
         arrive = partial(self._arrive_at, self._nodes[name], ask, peer)
         self.events.after(self._record.link.delay_ns, arrive)
         if ask.gone_after_ns is not None:
@@ -209,7 +207,9 @@ class FleetApart(World):
         prompt, routed = self._texts.prompt(ask), ask.routed
         self.invariants.submitted(ask.seq_id, tuple(prompt))
         node.sync()
-        self._states[node.peer.name].received += 1
+        told = self._states[node.peer.name]
+        told.received += 1
+        told.fold.submitted(ask.seq_id, len(prompt), peer is not None)
         self._live[ask.seq_id] = node
         ttft_ns = routed.ttft_target_ns
         submit = Submit(
@@ -246,6 +246,7 @@ class FleetApart(World):
         now_ns, peer, told = self.events.now_ns, node.peer, self._states[node.peer.name]
         told.ended += 1
         self._open -= 1
+        self._choice.computed(seq_id)
         self._router.ended(self._asks[seq_id].name, self._tokens[seq_id], now_ns)
         first_ns = self._first_ns.get(seq_id)
         self._gateway.append(
@@ -292,6 +293,7 @@ class FleetApart(World):
         """A gateway is told by the engine that generates."""
         for fact in facts:
             if isinstance(fact, SequenceAdmitted) and node.decode is not None:
+                self._choice.computed(fact.seq_id)
                 self._gateway.append(
                     RemoteAdmitted(
                         fact.at_ns + self._record.link.delay_ns,

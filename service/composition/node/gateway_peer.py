@@ -18,6 +18,7 @@ from service.fleet.wire import messages
 from service.fleet.wire.checks import refusal_of
 from service.fleet.wire.counts import Fault, WireCounts
 from service.fleet.wire.handshake import Session, is_proof, new_nonce
+from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.open_requests import OpenRequests
 from service.fleet.wire.peer import WirePeer
 from service.gateway.engine_client.client import EngineClient
@@ -41,6 +42,7 @@ class Node(Protocol):
     lane: Lane
     counts: WireCounts
     accounts: Accounts
+    loads: LoadFold
     prefixes: PrefixesHere
     key: bytes
     welcome: messages.Welcome
@@ -182,11 +184,14 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             return
         sequence.submitted()
         command = for_engine(submit, sequence.seq_id, self.read_ns)
+        seq_id, is_remote = sequence.seq_id, False
         if submit.prefill is not None:
-            node.split(split_of(submit, submit.prefill, sequence.seq_id, self.read_ns))
-            if submit.prefill.is_remote:
-                client.send(elsewhere(submit, submit.prefill, sequence.seq_id, sequence.request_id))
+            node.split(split_of(submit, submit.prefill, seq_id, self.read_ns))
+            is_remote = submit.prefill.is_remote
+            if is_remote:
+                client.send(elsewhere(submit, submit.prefill, seq_id, sequence.request_id))
         client.submit(command, self._output, about_of(submit, sequence.request_id))
+        node.loads.submitted(seq_id, len(command.prompt), is_remote)
 
     def _refusal(self, submit: messages.RemoteSubmit) -> tuple[EndReason | None, str | None]:
         node = self._node

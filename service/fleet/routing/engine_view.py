@@ -156,9 +156,7 @@ class EngineView:
         self.decode_ns = float(cost.decode_step_ns(self.rows, int(self.context_tokens)))
         self.spare_ns = max(1.0, self.prefill_ns * (self.budget_tokens - self.rows))
         if self.rows and self.target_ns is not None:
-            left_ns = self.target_ns / cost.spread - self.decode_ns
-            least_ns = max(1.0, self.decode_ns * LEAST_SHARE)
-            self.spare_ns = min(self.spare_ns, max(left_ns, least_ns))
+            self.spare_ns = min(self.spare_ns, spare_ns(cost, self.decode_ns, self.target_ns))
         self.token_ns = self.prefill_ns * (1.0 + self.decode_ns / self.spare_ns)
 
     def silence_ns(self, now_ns: int) -> int:
@@ -169,6 +167,11 @@ class EngineView:
     def age_ns(self, now_ns: int) -> int | None:
         """Of the last report; None: there is none."""
         return None if self.report is None else max(0, now_ns - self.signal_ns)
+
+
+def spare_ns(cost: SetStepCost, decode_ns: float, target_ns: int) -> float:
+    """What prompts get of a step with decodes under an inter-token target."""
+    return max(1.0, target_ns / cost.spread - decode_ns, decode_ns * LEAST_SHARE)
 
 
 def step_cost_at(cost: StepCostSet, drift: float) -> SetStepCost:

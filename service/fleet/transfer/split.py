@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from service.engine.inbox import SetStepCost
+from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen, Way
 
 
@@ -82,48 +83,59 @@ class Split:
 
 def choose(prompt_tokens: int, local: PrefillPlace, remote: PrefillPlace, link: LinkCost) -> Split:
     """Predict both ways for a prompt. The decode engine need not get blocks that it has."""
-    local_ns = _queue_ns(local) + sum(_chunk_ns(local, c) for c in _chunks(local, prompt_tokens))
-    harm_ns = sum(_prompt_ns(local, chunk) for chunk in _chunks(local, prompt_tokens))
-    harm_ns *= local.residents
+    steps, work_ns = _here(local, prompt_tokens)
+    local_ns = _queue_ns(local) + steps * _decode_ns(local) + work_ns
+    harm_ns = work_ns * local.residents
     computed_ns, exposed_ns = _remote(prompt_tokens, local.cached_tokens, remote, link)
     sent_bytes = max(0, prompt_tokens - local.cached_tokens) * link.token_bytes
-    decode_ns = local.cost.decode_step_ns(local.residents, local.context_tokens)
-    wait_ns = decode_ns if local.residents else 0
+    wait_ns = _decode_ns(local) if local.residents else 0
     remote_ns = _queue_ns(remote) + computed_ns + exposed_ns + wait_ns
     remote_ns += 2 * link.delay_ns + sent_bytes * link.digest_byte_ns
     way = Way.REMOTE if round(remote_ns) < round(local_ns + harm_ns) else Way.LOCAL
     return Split(way, round(local_ns), round(harm_ns), round(remote_ns), round(exposed_ns))
 
 
+def _here(place: PrefillPlace, prompt_tokens: int) -> tuple[int, float]:
+    """(steps that the prompt is spread over, what it adds to them). Without a look at each chunk:
+    beside many who decode one may be a few tokens."""
+    begin, cost = _first(place, prompt_tokens), place.cost
+    tokens = prompt_tokens - begin
+    steps = -(-tokens // place.chunk_tokens)
+    work_ns = steps * cost.mixed_ns + cost.prefill_token_ns * tokens
+    return steps, work_ns + cost.pair_ns * attention_pairs(tokens, begin)
+
+
+def _first(place: PrefillPlace, prompt_tokens: int) -> int:
+    """The first token that is computed; the last one is even where all is cached."""
+    return min(place.cached_tokens, prompt_tokens - 1)
+
+
+def _decode_ns(place: PrefillPlace) -> float:
+    """A step of those who decode."""
+    return place.cost.decode_step_ns(place.residents, place.context_tokens)
+
+
 def _chunks(place: PrefillPlace, prompt_tokens: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each chunk; the last token is computed even where all is cached."""
-    begin = min(place.cached_tokens, prompt_tokens - 1)
+    """(begin, end) of each chunk."""
+    begin = _first(place, prompt_tokens)
     while begin < prompt_tokens:
         end = min(prompt_tokens, begin + place.chunk_tokens)
         yield begin, end
         begin = end
 
 
-def _prompt_ns(place: PrefillPlace, chunk: tuple[int, int]) -> float:
-    """What a chunk adds to a step."""
-    begin, end = chunk
-    tokens = end - begin
-    pairs = tokens * begin + tokens * (tokens + 1) / 2
-    cost = place.cost
-    return cost.mixed_ns + cost.prefill_token_ns * tokens + cost.pair_ns * pairs
-
-
 def _chunk_ns(place: PrefillPlace, chunk: tuple[int, int]) -> float:
     """A whole step with a chunk."""
-    decode_ns = place.cost.decode_step_ns(place.residents, place.context_tokens)
-    return decode_ns + _prompt_ns(place, chunk)
+    begin, end = chunk
+    tokens, cost = end - begin, place.cost
+    prompt_ns = cost.mixed_ns + cost.prefill_token_ns * tokens
+    return _decode_ns(place) + prompt_ns + cost.pair_ns * attention_pairs(tokens, begin)
 
 
 def _queue_ns(place: PrefillPlace) -> float:
     """The prompts that come first."""
     steps = -(-place.waiting_tokens // place.chunk_tokens)
-    decode_ns = place.cost.decode_step_ns(place.residents, place.context_tokens)
-    each_ns = decode_ns + place.cost.mixed_ns
+    each_ns = _decode_ns(place) + place.cost.mixed_ns
     return steps * each_ns + place.waiting_tokens * place.cost.prefill_token_ns
 
 

@@ -38,11 +38,11 @@ _NOT_OF_THE_COST = {"at_ns", "step_id"}
 
 
 class LoadFold:
-    """Takes each frame's facts. The queue is counted from sequences that came and went: an engine
-    that is busy with a long step records no step. What of waiting prompts is in the prefix cache is
-    known when they are admitted; until then they are taken to have as much as the last ones. A
-    prompt that another engine computes is none that waits here, unless its KV does not come; the
-    blocks that it is written into count as used."""
+    """Takes each frame's facts, and what was sent to the engine. The queue is counted from
+    sequences that came and went: an engine that is busy with a long step records no step. What of
+    waiting prompts is in the prefix cache is known when they are admitted; until then they are
+    taken to have as much as the last ones. A prompt that another engine computes is none that waits
+    here, unless its KV does not come; the blocks that it is written into count as used."""
 
     def __init__(self) -> None:
         self._forget()
@@ -111,10 +111,15 @@ class LoadFold:
         ):  # fmt: skip
             known.pop(seq_id, None)
 
+    def submitted(self, seq_id: int, prompt_tokens: int, receives_kv: bool) -> None:
+        """A sequence was sent to the engine, which reads it when its step is over: it waits there
+        from now on, or the engine would look idle in a long step."""
+        self._waiting[seq_id] = 0 if receives_kv else prompt_tokens
+        if receives_kv:
+            self._elsewhere[seq_id] = prompt_tokens
+
     def _queued(self, fact: SequenceQueued) -> None:
-        self._waiting[fact.seq_id] = 0 if fact.receives_kv else fact.prompt_tokens
-        if fact.receives_kv:
-            self._elsewhere[fact.seq_id] = fact.prompt_tokens
+        self.submitted(fact.seq_id, fact.prompt_tokens, fact.receives_kv > 0)
         if fact.itl_target_ns is not None:
             self._targets[fact.seq_id] = fact.itl_target_ns
 

@@ -265,16 +265,10 @@ class FleetClient(EngineClient):
         return is_usable
 
     def answered(self, link: EngineLink, answer: messages.BeatAnswer, at_ns: int) -> None:
-        self._facts.append(
-            ClockSampled(
-                at_ns=at_ns,
-                engine=link.name,
-                incarnation=link.incarnation,
-                sent_ns=answer.gateway_sent_ns,
-                node_received_ns=answer.node_received_ns,
-                node_sent_ns=answer.node_sent_ns,
-            )
-        )
+        if not link.incarnation:
+            return  # it loads: clocks of several starts would be taken for one
+        stamps = answer.gateway_sent_ns, answer.node_received_ns, answer.node_sent_ns
+        self._facts.append(ClockSampled(at_ns, link.name, link.incarnation, *stamps))
 
     def lost(self, link: EngineLink, is_connected: bool) -> None:
         now_ns = self.clock.now_ns()
@@ -296,6 +290,7 @@ class FleetClient(EngineClient):
         must not wait for the router's books."""
         try:
             for remote in over:
+                self.split.computed(remote.seq_id)
                 link = remote.link
                 if link.incarnation == remote.incarnation:
                     outputs, is_cut = remote.outputs, remote.is_cancelled
@@ -333,6 +328,7 @@ class FleetClient(EngineClient):
                 self._admitted(remote, admitted, at_ns)
 
     def _admitted(self, remote: Remote, admitted: messages.Admitted, at_ns: int) -> None:
+        self.split.computed(admitted.seq_id)
         remote.waiting_before = 0
         known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
         self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
-from service.fleet.routing.prefill_choice import Computes, PrefillChoice
+from service.fleet.routing.prefill_choice import Computes, Decodes, Found, PrefillChoice
 from service.fleet.transfer.split import LinkCost
 from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
@@ -35,6 +35,10 @@ class PrefillSplit:
         """A load report has come."""
         self._choice.reported(name)
 
+    def computed(self, seq_id: int) -> None:
+        """The prompt of a sequence is computed, or the sequence has ended."""
+        self._choice.computed(seq_id)
+
     def left(self, name: str) -> None:
         """An engine is gone."""
         self._choice.left(name)
@@ -50,16 +54,23 @@ class PrefillSplit:
         """Where the prompt is computed that `link` goes on with; None where there is no choice."""
         offer, anchors = link.kv, routed.anchors
         prompt_tokens, cached_tokens = routed.prompt_tokens, routed.candidates[0].cached_tokens
-        if self._mode == "never" or offer is None or not _may_go(submit, sequences):
+        if self._mode == "never" or offer is None:
             return None
-        there = _computing(link, offer, links.values())
-        found = self._choice.best(prompt_tokens, cached_tokens, anchors, _load(link), there)
-        if found is None:
+        found: Found | None = None
+        if _may_go(submit, sequences):
+            here = Decodes(link.name, _load(link), cached_tokens)
+            there = _computing(link, offer, links.values())
+            found = self._choice.best(prompt_tokens, anchors, here, there)
+        computed_tokens = prompt_tokens - cached_tokens
+        if found is None:  # what several sequences share is computed once
+            self._choice.sent_here(link.name, computed_tokens // sequences)
             return None
         split, other = found.split, links[found.name]
         is_remote = split.way is Way.REMOTE or self._mode == "always"
         if is_remote:
-            self._choice.sent(found, prompt_tokens, anchors)
+            self._choice.sent_away(submit.seq_id, found, link.name, prompt_tokens, anchors)
+        else:
+            self._choice.sent_here(link.name, computed_tokens)
         assert other.kv is not None
         assert other.kv.port is not None
         host, port = other.member.kv_address or (other.member.host, other.kv.port)

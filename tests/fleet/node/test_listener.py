@@ -53,3 +53,18 @@ def test_a_gateway_more_than_there_may_be_is_told_so(monkeypatch: pytest.MonkeyP
                 await until(lambda: late.states()["n0"] == "ready", "there is room now")
 
     run(case)
+
+
+def test_a_report_has_requests_that_the_engine_reads_after_its_step() -> None:
+    """Gateways take what a report counts as received off what they have sent since."""
+
+    async def case() -> None:
+        async with NodeWorld() as node, GatewayWorld(node) as gateway:
+            await gateway.until(n0="ready")
+            link = gateway.client.links[0]
+            gateway.ask("r")
+            await until(lambda: link.report is not None and link.report.received == 1, "a report")
+            assert link.report is not None
+            assert (link.report.load.waiting, link.report.load.prompt_tokens) == (1, 3)
+
+    run(case)
