@@ -64,6 +64,7 @@ from telemetry.facts.fleet_records import (
     SequenceSent,
     TokensReceived,
 )
+from telemetry.facts.records import FactsLost
 
 _UNPLACED = frozenset(
     {
@@ -76,6 +77,7 @@ _UNPLACED = frozenset(
 _TRANSFERS = (
     EngineStarted, SequenceQueued, SequenceAdmitted, SequenceEnded,
     KvReserved, KvRefused, KvSealed, KvAdmitted, KvLost, KvReleased, KvVerified, KvSplitChosen,
+    FactsLost,
 )  # fmt: skip
 _KV_CAUSES = (
     kv_waits.prefill_bound, kv_waits.decode_bound, kv_waits.transfer_slow,

@@ -25,7 +25,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvVerified,
     Way,
 )
-from telemetry.facts.records import Fact
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import Fact, FactsLost
 from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart
 
 _KEPT = 65_536
@@ -117,9 +118,9 @@ class Transfers:
         match fact:
             case EngineStarted():
                 self._blocks_total = fact.blocks_total
-                self._accounts = KvAccounts()  # an engine before it ends nothing any more
-                self._open.clear()
-                self._splits.clear()
+                self._forget()  # an engine before it ends nothing any more
+            case FactsLost() if fact.source is FactSource.ENGINE:
+                self._forget()  # their ends may be among them
             case KvReserved():
                 self.seen = True
                 cell.tried += 1
@@ -145,6 +146,12 @@ class Transfers:
                     self._splits.popitem(last=False)
             case _:
                 pass
+
+    def _forget(self) -> None:
+        """Nothing is known of the transfers that were open."""
+        self._accounts = KvAccounts()
+        self._open.clear()
+        self._splits.clear()
 
     def _mark(self, epoch: int, sealed: bool = False, lost: bool = False) -> None:
         one = self._open.get(epoch)

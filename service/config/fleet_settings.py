@@ -135,9 +135,17 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def address_of(text: str, where: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 host stands in brackets. Raises ConfigError."""
+    """Host and port of HOST:PORT; an IPv6 host stands in brackets. Raises ConfigError, also for a
+    host that no resolver is asked for."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"{where} {text!r} is not HOST:PORT, as in 10.0.0.7:9100")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(
+            f"{where} {text!r} names no host: a part between dots is empty, is longer than 63 "
+            "characters, or has one that no name has"
+        ) from error
     return host, int(port)

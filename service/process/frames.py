@@ -90,7 +90,7 @@ class WatchPrefixes(msgspec.Struct, frozen=True, tag=True):
 
 class PrefixesHeld(msgspec.Struct, frozen=True, tag=True):
     """Digests of texts that the prefix cache came to hold and holds no more since the last message
-    (`service.engine.kv.held_prefixes`); with `whole` the newest ones of all that it holds."""
+    (`service.engine.kv.held_prefixes`); with `whole` what was said before counts no more."""
 
     whole: bool
     added: tuple[bytes, ...]

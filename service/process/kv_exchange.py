@@ -7,6 +7,7 @@ loop never waits for either. What they have for it wakes it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import threading
 from collections import deque
@@ -41,11 +42,13 @@ from telemetry.facts.fleet.kv_transfer_records import KvLinkEnded, KvLinkOpened,
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
+log = logging.getLogger("phasescope.engine")
+
 PROMPT_SPACE = 1 << 12
 """The upper part of the ids of sequences that are computed for others."""
 _S = 1_000_000_000
-_DECODE = DecodePatience(longest_ns=300 * _S, resend_ns=2 * _S)
-_PREFILL = PrefillPatience(hold_ns=300 * _S, resend_ns=2 * _S)
+DECODE_PATIENCE = DecodePatience(longest_ns=300 * _S, resend_ns=2 * _S)
+PREFILL_PATIENCE = PrefillPatience(hold_ns=300 * _S, resend_ns=2 * _S)
 """A connection loses nothing while it is there: messages are repeated seldom."""
 _STRANGERS_NS = _S
 
@@ -86,11 +89,11 @@ class KvExchange:
             return refusal_for_peer(submit, scheduler.limits.max_model_tokens, vocab_tokens)
 
         self._decode = DecodeDriver(
-            DecodeSide(layout, memory_key, _DECODE, vocab_tokens), remote_kv.received, inbox,
-            self._desk.decode, self._verifier.start, clock, lane.append,
+            DecodeSide(layout, memory_key, DECODE_PATIENCE, vocab_tokens), remote_kv.received,
+            inbox, self._desk.decode, self._verifier.start, clock, lane.append,
         )  # fmt: skip
         self._prefill = PrefillDriver(
-            PrefillSide(layout, self._number, _PREFILL, refusal), remote_kv.sent, inbox,
+            PrefillSide(layout, self._number, PREFILL_PATIENCE, refusal), remote_kv.sent, inbox,
             self._desk.prefill, self._endpoint, memory, clock, lane.append,
         )  # fmt: skip
         self._epochs = Epochs(secrets.randbits(64))
@@ -185,8 +188,12 @@ class Verifier:
 
     def _run(self) -> None:
         while (check := self._checks.get()) is not None:
-            corrupt = self._verify(check)
-            assert corrupt is not None, "it is told at once"
+            try:
+                corrupt = self._verify(check)
+                assert corrupt is not None, "it is told at once"
+            except Exception:
+                log.exception("blocks could not be compared with their digests")
+                corrupt = len(check.blocks)  # the others that wait are compared all the same
             self._done.append(Checked(check.epoch, corrupt))
             self._wake()
 

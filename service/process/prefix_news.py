@@ -21,6 +21,6 @@ class PrefixNews:
 
     def say(self) -> None:
         held = self._held
-        if held is not None and held.has_news and not self._gateway.is_behind:
+        while held is not None and held.has_news and not self._gateway.is_behind:
             news = held.take()
             self._gateway.send(frames.PrefixesHeld(news.whole, news.added, news.removed))

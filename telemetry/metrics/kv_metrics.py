@@ -1,7 +1,8 @@
 """Counts what one engine sends to others and gets from them, and how fast that goes.
 
 Takes the engine's facts in their order, and of a node also KvSplitChosen, before the sequence is
-submitted. What an engine that has ended held is forgotten.
+submitted. What an engine that has ended held is forgotten, and what was open when facts of it were
+lost: the end may be among them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvStagingFull,
     KvVerified,
 )
-from telemetry.facts.records import EngineDied, Fact
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import EngineDied, Fact, FactsLost
 from telemetry.metrics.catalog import kv_transfer as catalog
 from telemetry.metrics.metric import Metric
 from telemetry.requests.kv_accounts import KvAccounts, KvPart
@@ -97,6 +99,8 @@ class KvMetrics:
     def _take(self, fact: Fact) -> None:
         match fact:
             case EngineStarted() | EngineDied():
+                self._forget()
+            case FactsLost() if fact.source is FactSource.ENGINE:
                 self._forget()
             case KvReserved():
                 self._reserved[fact.epoch] = fact.blocks

@@ -73,13 +73,34 @@ def test_a_flush_is_told_as_a_whole() -> None:
     assert held.take() == HeldChanges(True, (), ())
 
 
-def test_what_nobody_takes_is_bounded() -> None:
-    held = HeldPrefixes(1)
-    held.take()
-    most = held_prefixes.MOST_DIGESTS
-    for number in range(most + 10):
-        held.came(number.to_bytes(8, "big"), 1)
+def test_a_message_is_bounded_and_the_next_ones_say_the_rest() -> None:
+    held, most = HeldPrefixes(1), held_prefixes.MOST_DIGESTS
+    digests = tuple(number.to_bytes(8, "big") for number in range(2 * most + 10))
+    for digest in digests:
+        held.came(digest, 1)
+    said = [held.take(), held.take(), held.take()]
 
-    changes = held.take()
-    assert changes.whole
-    assert len(changes.added) == most
+    assert [one.whole for one in said] == [True, False, False]
+    assert [len(one.added) for one in said] == [most, most, 10]
+    assert tuple(digest for one in said for digest in one.added) == digests
+    assert not held.has_news
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    """What came and went again is said no more than once, and then everything anew."""
+    held, most = HeldPrefixes(1), held_prefixes.MOST_DIGESTS
+    held.take()
+    held.came(b"stays", 1)
+    for number in range(3 * most):
+        digest = number.to_bytes(8, "big")
+        held.came(digest, 1)
+        held.went(digest)
+        assert len(held._changed) <= most + 2
+    held.take(whole=True)
+    assert not held.has_news
+    for number in range(most + 2):
+        digest = number.to_bytes(8, "big")
+        held.came(digest, 1)
+        held.went(digest)
+
+    assert held.take() == HeldChanges(True, (b"stays",), ())

@@ -1,4 +1,5 @@
-"""What an engine answers a peer that has the fleet's key and asks for what cannot be."""
+"""What an engine answers a peer that has the fleet's key and asks for what cannot be, and what it
+does where blocks cannot be compared."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from msgspec.structs import replace
 
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
-from service.fleet.transfer.actions import Arrived
+from service.fleet.transfer.actions import Arrived, Check, Checked
 from service.fleet.transfer.messages import Begin, Failed, Layout, Message
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.process.frames import KvLaunch
-from service.process.kv_exchange import KvExchange
+from service.process.kv_exchange import KvExchange, Verifier
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvFault
 from telemetry.facts.recorder import Lane
@@ -94,3 +95,22 @@ def test_a_prompt_that_cannot_be_is_refused_and_nothing_of_it_begins(
 ) -> None:
     assert asked.answer(begin) == Failed(EPOCH, KvFault.INVALID)
     assert not len(asked.world.inbox)
+
+
+def test_a_comparison_that_fails_finds_all_blocks_corrupt_and_the_next_one_is_made() -> None:
+    def verify(check: Check) -> int:
+        if check.epoch == 1:
+            raise MemoryError("no room for a copy of the block")
+        return 0
+
+    verifier, found = Verifier(verify, lambda: None), list[Checked]()
+    for epoch in (1, 2):
+        verifier.start(Check(epoch, 0, (3, 4), (), b""))
+    for _ in range(1_000_000):
+        found += verifier.take()
+        if len(found) == 2:
+            break
+        os.sched_yield()
+    verifier.close()
+
+    assert found == [Checked(1, 2), Checked(2, 0)]

@@ -22,8 +22,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     RemoteParts,
     Way,
 )
-from telemetry.facts.reasons import EndReason
-from telemetry.facts.records import EngineDied
+from telemetry.facts.reasons import EndReason, FactSource
+from telemetry.facts.records import EngineDied, FactsLost
 from telemetry.metrics.catalog import kv_transfer as catalog
 from telemetry.metrics.kv_metrics import KvMetrics
 from telemetry.metrics.metric import Metric
@@ -105,3 +105,17 @@ def test_a_prompt_is_counted_where_it_is_computed_until_its_engine_ends() -> Non
     assert values(metrics, catalog.LINKS) == {"opened": 1, "wrong_key": 3}
     assert values(metrics, catalog.STAGING_FULL) == {"": 2}
     assert metrics.rates.bytes_per_ns == 600 / (2 * MS)
+
+
+def test_nothing_is_in_the_books_for_ever_because_a_release_was_lost() -> None:
+    metrics = KvMetrics()
+    metrics.take([queued(1, 7), KvReserved(1, MS, 0, 7, 3, 0)])
+    metrics.take([KvLost(1, 2 * MS, 0, 7, KvFault.CANCELLED)])
+    metrics.take([KvPromptTaken(2, 0, 8, "d", 9, "r", TRACE, "b" * 16), KvHeld(2, MS, 0, 8, 4)])
+    metrics.take([FactsLost(2 * MS, FactSource.GATEWAY, 1)])
+    assert values(metrics, catalog.QUARANTINED) == {"": 3}
+    assert values(metrics, catalog.HELD) == {"": 4}
+    metrics.take([FactsLost(3 * MS, FactSource.ENGINE, 2)])
+
+    assert values(metrics, catalog.QUARANTINED) == values(metrics, catalog.HELD) == {}
+    assert not metrics.open

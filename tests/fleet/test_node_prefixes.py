@@ -7,6 +7,8 @@ import asyncio
 from service.composition.node import prefixes
 from service.composition.node.prefixes import PrefixesHere
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
+from service.fleet.routing.book import Book
+from service.fleet.routing.settings import RoutingSettings
 from service.process.frames import PrefixesHeld, WatchPrefixes
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
 from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, until
@@ -47,8 +49,44 @@ def test_what_a_report_can_say_is_bounded() -> None:
     changes = peer.take()
 
     assert changes is not None
-    assert changes.whole
+    assert not changes.whole, "the first ten are held too"
     assert changes.added == tuple(anchor_of(one, KEY) for one in digests[10:])
+
+
+def test_after_300_messages_a_router_still_knows_the_first_of_10_000_anchors() -> None:
+    """And a gateway that comes later is told the newest, and not that these are all."""
+    here, book = PrefixesHere(KEY), Book(RoutingSettings())
+    peer, view = here.peer(), book.add("n0", 1, 16, 0)
+    told, sizes = 0, [512] * 19 + [1] * 281
+    for size in sizes:
+        digests = [number.to_bytes(32, "big") for number in range(told, told + size)]
+        here.take(PrefixesHeld(False, tuple(digests), ()))
+        told += size
+        changes = peer.take()
+        assert changes is not None
+        book.take_prefixes(view, changes)
+    assert len(book.prefixes.held(view.index)) == told > 10_000
+
+    later, first = book.add("n1", 1, 16, 0), here.peer().take()
+    assert first is not None
+    assert (first.number, first.whole, len(first.added)) == (1, False, prefixes.MOST_ANCHORS)
+    book.prefixes.add(later.index, (7,))  # as if this router had sent it
+    book.take_prefixes(later, first)
+    assert len(book.prefixes.held(later.index)) == 1 + prefixes.MOST_ANCHORS
+
+
+def test_what_an_engine_holds_is_told_as_a_whole_now_and_then() -> None:
+    here = PrefixesHere(KEY)
+    peer, whole = here.peer(), list[int]()
+    for number in range(1, 600):
+        here.take(PrefixesHeld(False, (number.to_bytes(32, "big"),), ()))
+        changes = peer.take()
+        assert changes is not None
+        if changes.whole:
+            assert len(changes.added) == number
+            whole.append(number)
+
+    assert whole == [1, 257, 513]
 
 
 async def asked(node: NodeWorld) -> None:

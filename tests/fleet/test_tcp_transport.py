@@ -18,6 +18,7 @@ from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
 from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
 from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
+from service.fleet.transfer.tcp_frames import Kind
 from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
 from telemetry.facts.clock import ManualClock
@@ -332,6 +333,27 @@ def test_strangers_who_prove_nothing_keep_no_engine_out() -> None:
         assert set(until(lambda: list(one.take_strangers()))) == {KvLinkEnd.TOO_MANY}
         assert engines[0].receive() == []
     for endpoint in (one, *engines):
+        endpoint.close()
+
+
+def test_garbage_leaves_others_their_room() -> None:
+    """What was not taken waits for nobody to read it."""
+    one = TcpEndpoint("one", KEY, patience=LinkPatience(waiting_bytes=100))
+    vandal, other = (TcpEndpoint(name, KEY, listen=None) for name in ("vandal", "other"))
+    assert one.address is not None
+    for _ in range(2):
+        said = vandal.peer_at(one.address)
+        vandal._sessions[said].enqueue(Kind.MESSAGE, b"\xc1" * 100)
+        (gone,) = until(one.receive)
+        assert isinstance(gone, PeerGone)
+        assert one.take_news()[-1] == ("vandal", KvLinkEnd.GARBAGE)
+        assert until(vandal.receive) == [PeerGone(said)]
+    other.send(other.peer_at(one.address), Abort(EPOCH))
+
+    (arrived,) = until(one.receive)
+    assert isinstance(arrived, Arrived)
+    assert arrived.message == Abort(EPOCH)
+    for endpoint in (one, vandal, other):
         endpoint.close()
 
 

@@ -262,6 +262,19 @@ def test_blocks_go_while_the_next_chunk_is_computed_and_are_sealed_when_all_are_
     assert not side.open
 
 
+def test_a_prompt_that_is_not_computed_yet_is_told_of_so_that_its_lease_goes_on() -> None:
+    side = computing()
+    assert side.next_wake_ns == 30
+    assert not side.tick(29)
+    assert side.tick(30) == [Send(D, Progress(EPOCH, 1))]
+    assert side.tick(60) == [Send(D, Progress(EPOCH, 1))]
+    side.take(ChunkComputed(EPOCH, 10, (3, 4, 5), 60, 70), 70)
+    side.take(PushBegun(EPOCH, 1, (b"b" * 16, b"c" * 16), 128), 70)
+    side.take(PromptEnded(EPOCH, EndReason.MAX_TOKENS, Sample(42)), 70)
+
+    assert not side.tick(900)  # blocks are on their way, and say themselves when they are there
+
+
 def test_fenced_is_said_when_nothing_is_on_its_way() -> None:
     side = pushing()
     actions = side.take(Arrived(D, Abort(EPOCH)), 20)

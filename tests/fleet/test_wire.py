@@ -101,6 +101,15 @@ def test_a_changed_membership_is_read_and_a_broken_one_changes_nothing(tmp_path:
         StaticFile(str(path))
 
 
+@pytest.mark.parametrize("host", ["gpu..lan", "g" * 64, f"{'g' * 64}.lan", ".lan"])
+def test_an_address_that_no_resolver_can_be_asked_for_is_refused(tmp_path: Path, host: str) -> None:
+    (tmp_path / "fleet.key").write_text("k" * 32)
+    path = tmp_path / "engines.toml"
+    path.write_text(f'key_file = "fleet.key"\n[engines.a]\naddress = "{host}:9100"\n')
+    with pytest.raises(ConfigError, match="names no host"):
+        StaticFile(str(path))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

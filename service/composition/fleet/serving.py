@@ -75,8 +75,8 @@ async def _serve(
         membership, lane, clock, model.name, digest_of(vocabulary), policy, config.fleet.split
     )
     live, handlers = set[str](), dict[str, LiveRequest]()
-    connections, counts, wire = ConnectionCounts(), IngestCounts(), WireTime()
-    replicas = ReplicaLatency()
+    connections, counts = ConnectionCounts(), IngestCounts()
+    wire, replicas = WireTime(lambda: client.roles), ReplicaLatency(lambda: client.roles)
     observed = Observed(
         engine=client,
         model=lambda: model.name,

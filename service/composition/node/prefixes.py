@@ -2,7 +2,9 @@
 
 The engine's process says what came and went, as digests of texts (`PrefixesHeld`). They stay here:
 a gateway gets anchors, hashes under the fleet's key (`service.fleet.routing.anchors`), with its
-load reports: all that are held with the first one, then what changed.
+load reports: all that are held with the first one, then what changed. Where more are held than one
+report can say, it says the newest and does not say that these are all: the gateway keeps what it
+knows of the others, and its own bound forgets those that are gone.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from service.process.frames import PrefixesHeld
 from telemetry.facts.fleet.routing_records import PrefixChanges
 
 MOST_ANCHORS = 4096
-"""In one report: 36 KiB."""
+"""That are said to be held in one report, and that are said to be gone: 36 KiB each."""
 WHOLE_EACH = 256
 """Messages: what a gateway could not take is made good by then."""
 
@@ -54,8 +56,8 @@ class PrefixesHere:
 
 
 class PeerPrefixes:
-    """What one gateway has not been told. Bounded: beyond `MOST_ANCHORS` the next message is
-    whole, with the newest ones."""
+    """What one gateway has not been told. Bounded: beyond `MOST_ANCHORS` the next message has the
+    newest ones that are held, and is whole if these are all."""
 
     def __init__(self, here: PrefixesHere) -> None:
         self._here = here
@@ -64,7 +66,7 @@ class PeerPrefixes:
         self._number = 0
 
     def restart(self) -> None:
-        """Tell all with the next message."""
+        """Tell all with the next message, as far as it goes."""
         self._changed.clear()
         self._is_whole = True
 
@@ -77,16 +79,15 @@ class PeerPrefixes:
 
     def take(self) -> PrefixChanges | None:
         """What to tell now; None: nothing is new."""
-        is_whole = self._is_whole or (bool(self._changed) and self._number % WHOLE_EACH == 0)
-        if not is_whole and not self._changed:
+        tells_all = self._is_whole or (bool(self._changed) and self._number % WHOLE_EACH == 0)
+        if not tells_all and not self._changed:
             return None
         self._number += 1
         held, changed, self._changed, self._is_whole = self._here.held, self._changed, {}, False
-        if is_whole:
-            return PrefixChanges(self._number, True, tuple(list(held)[-MOST_ANCHORS:]))
-        return PrefixChanges(
-            self._number,
-            False,
-            tuple([one for one in changed if one in held]),
-            tuple([one for one in changed if one not in held]),
-        )
+        added = [one for one in changed if one in held]
+        removed = [one for one in changed if one not in held]
+        if tells_all:
+            added = list(held)[-MOST_ANCHORS:]  # what came last is among them
+        if tells_all and len(added) == len(held):
+            return PrefixChanges(self._number, True, tuple(added))
+        return PrefixChanges(self._number, False, tuple(added), tuple(removed))

@@ -1,13 +1,14 @@
 """What a prefix cache came to hold and no longer holds, for whoever sends requests here.
 
 Only each `stride`-th block of a chain is watched. Nobody need ask: what is not taken is bounded,
-and then the next message is whole.
+and then the next messages say everything anew.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 
 MOST_DIGESTS = 4096
 """In one message."""
@@ -15,8 +16,8 @@ MOST_DIGESTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class HeldChanges:
-    """Digests that were added and removed since the last message; with `whole` all that are held,
-    at most the newest MOST_DIGESTS."""
+    """Digests that were added and removed since the last message. With a `whole` one all begins
+    anew: nothing is held but what it adds, and the messages after it."""
 
     whole: bool
     added: tuple[bytes, ...]
@@ -62,21 +63,22 @@ class HeldPrefixes:
         self._overflown = True
 
     def take(self, whole: bool = False) -> HeldChanges:
-        """What is to be said now; the next call goes on from here. `whole`: all, because an earlier
-        message may have been lost."""
-        changed, self._changed = self._changed, {}
+        """What is to be said now, at most MOST_DIGESTS; the next call goes on from here. `whole`:
+        all from the beginning, because an earlier message may have been lost."""
         whole, self._overflown = whole or self._overflown, False
         if whole:
-            newest = list(self._held)[-MOST_DIGESTS:]
-            return HeldChanges(True, tuple(newest), ())
-        added = tuple(one for one in changed if one in self._held)
-        removed = tuple(one for one in changed if one not in self._held)
-        return HeldChanges(False, added, removed)
+            self._changed = dict.fromkeys(self._held)
+        said = list(islice(self._changed, MOST_DIGESTS))
+        for digest in said:
+            del self._changed[digest]
+        added = tuple(one for one in said if one in self._held)
+        removed = tuple(one for one in said if one not in self._held)
+        return HeldChanges(whole, added, removed)
 
     def _note(self, digest: bytes) -> None:
         if self._overflown:
             return
         self._changed[digest] = None
-        if len(self._changed) > MOST_DIGESTS:
+        if len(self._changed) > len(self._held) + MOST_DIGESTS:
             self._changed.clear()
             self._overflown = True

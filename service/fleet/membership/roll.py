@@ -19,8 +19,11 @@ import msgspec
 from service.fleet.membership.members import MOST_MEMBERS, Member
 
 BEAT_S = 1.0
+CALL_S = 5.0
+"""Until a beat that nobody answers is given up; the next one comes BEAT_S later."""
 SILENT_NS = 60_000_000_000
-WHOLE_NS = 10_000_000_000
+WHOLE_NS = int(3 * (CALL_S + BEAT_S) * 1e9)
+"""An engine whose first two beats to a new keeper were in vain is heard before that."""
 
 
 class Roll(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,18 +73,22 @@ def next_members(before: Mapping[str, Member], roll: Roll) -> dict[str, Member]:
 
 
 def write_engines(path: Path, key_file: Path, members: Mapping[str, Member]) -> None:
-    """The file of `static_file` with these members, exchanged at once. Raises OSError."""
+    """The file of `static_file` with these members, exchanged at once. Raises OSError, and then
+    leaves no other file behind."""
     lines = [f"key_file = {_quoted(str(key_file))}", "[engines]"]
     for name, one in members.items():
         lines += [f"[engines.{_quoted(name)}]", f"address = {_address(one.host, one.port)}"]
         lines += [f"role = {_quoted(one.role.value)}"]
         lines += ["draining = true"] if one.draining else []
         lines += [f"kv_address = {_address(*one.kv_address)}"] if one.kv_address else []
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
-    ) as file:
-        file.write("\n".join([*lines, ""]))
-    os.replace(file.name, path)
+    handle, written = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join([*lines, ""]))
+        os.replace(written, path)
+    except OSError:
+        Path(written).unlink(missing_ok=True)
+        raise
 
 
 def _address(host: str, port: int) -> str:

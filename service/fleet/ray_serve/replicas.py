@@ -17,7 +17,14 @@ from typing import Any, Protocol
 import msgspec
 
 from service.fleet.membership.members import Member
-from service.fleet.membership.roll import BEAT_S, Roll, RollBook, next_members, write_engines
+from service.fleet.membership.roll import (
+    BEAT_S,
+    CALL_S,
+    Roll,
+    RollBook,
+    next_members,
+    write_engines,
+)
 from service.fleet.ray_serve.child import Child, ChildFailed, Http, free_port, port_is_free
 from service.fleet.ray_serve.plan import Plan, engine_command, gateway_command
 from telemetry.facts.clock import Clock, MonotonicClock
@@ -32,7 +39,6 @@ second, its file each second."""
 LAST_S = 10.0
 """After `--drain-timeout`, for what was cut off and the end of the process."""
 _READ_S = BEAT_S / 2
-_CALL_S = 5.0
 
 
 class _Method(Protocol):
@@ -169,7 +175,7 @@ class GatewayReplica:
     async def _read(self) -> Roll | None:
         """None while nobody keeps the roll."""
         try:
-            async with asyncio.timeout(_CALL_S):
+            async with asyncio.timeout(CALL_S):
                 return msgspec.json.decode(await self._roll.roll.remote(), type=Roll)
         except Exception as error:  # Ray has dozens
             log.warning("the engines stay as they were: %r", error)
@@ -179,7 +185,7 @@ class GatewayReplica:
 async def _told(method: _Method, text: str) -> bool:
     """Whether it was heard; if not, the next beat says it again."""
     try:
-        async with asyncio.timeout(_CALL_S):
+        async with asyncio.timeout(CALL_S):
             await method.remote(text)
     except Exception as error:  # Ray has dozens
         log.warning("the roll of engines was not told: %r", error)

@@ -84,9 +84,10 @@ class Book:
 
     def take_prefixes(self, view: EngineView, changes: PrefixChanges) -> None:
         """What an engine reports about its cache. After a message that was lost nothing is known
-        but what this router sent, until the engine reports all that it holds."""
+        but what this router sent, until the engine reports again what it holds. One that holds
+        more than a message can say reports a part of it, which replaces nothing."""
         added = changes.added
-        if changes.whole or changes.number - 1 != view.prefix_number:
+        if changes.whole or changes.number - 1 != (view.prefix_number or 0):
             self.prefixes.replace(view.index, added)
             for sent in view.outstanding.values():
                 self.prefixes.add(view.index, sent.anchors)

@@ -2,7 +2,8 @@
 
     decode side                    prefill side
         Begin      ------------->
-                   <-------------  Progress       for each chunk that has arrived
+                   <-------------  Progress       for each chunk that has arrived, and every so
+                                                  often until the prompt is computed
                    <-------------  Seal           digests and first token: nothing is written now
         Accepted   ------------->                 the blocks were verified, yours may go
         Refused    ------------->                 they were not taken, yours may go
@@ -72,7 +73,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """So many blocks have arrived."""
+    """So many blocks have arrived, of a prompt that is being computed or waits to be."""
 
     epoch: int
     blocks: int

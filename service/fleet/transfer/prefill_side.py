@@ -7,6 +7,9 @@ is computed, and seals when all have arrived.
     SEALED      Accepted, Refused or Abort             done: the blocks of this engine are free
     FENCING     writes that are on their way to stop   done: Fenced or Failed is said
 
+While COMPUTING it says every `resend_ns` how far it is, even if nothing was computed yet: a prompt
+that waits in a long queue does not lose its lease at the other side, one whose engine hangs does.
+
 A transfer that was begun or aborted never begins again, however late its Begin comes: what it would
 write may be somebody else's by then. So Fenced, once said, stays true.
 
@@ -118,7 +121,8 @@ class PrefillSide:
                 return self._fence_ended(one)
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Seals that were not answered, and transfers that took too long."""
+        """Prompts that are still computed, seals that were not answered, and transfers that took
+        too long."""
         actions: list[Action] = []
         for one in list(self._open.values()):
             if one.state is PrefillState.FENCING:
@@ -127,9 +131,8 @@ class PrefillSide:
                 sealed = one.state is PrefillState.SEALED
                 actions += self._done(one) if sealed else self._fail(one, KvFault.LEASE)
             elif one.resend_at_ns is not None and one.resend_at_ns <= now_ns:
-                assert one.seal is not None, one.epoch
                 one.resend_at_ns = now_ns + self._patience.resend_ns
-                actions.append(Send(one.peer, one.seal))
+                actions.append(Send(one.peer, one.seal or _progress(one)))
         return actions
 
     # Events
@@ -176,6 +179,7 @@ class PrefillSide:
         expires_ns = now_ns + self._patience.hold_ns
         one = Sending(peer, begin, submit.seq_id, now_ns, expires_ns)
         one.pushed_blocks = one.arrived_blocks = begin.skip_blocks
+        one.resend_at_ns = now_ns + self._patience.resend_ns
         self._open[epoch] = one
         return [*_taken(one, now_ns), Tell(submit)]
 
@@ -204,7 +208,7 @@ class PrefillSide:
         complete = one.pushed_blocks == self._prompt_blocks(one)
         if event.first is None or event.reason.outcome is not Outcome.FINISHED or not complete:
             return self._fail(one, KvFault.PEER_FAILED)
-        one.first, one.state = event.first, PrefillState.FLUSHING
+        one.first, one.state, one.resend_at_ns = event.first, PrefillState.FLUSHING, None
         return self._seal_if_arrived(one, now_ns)
 
     def _push_begun(self, one: Sending, event: PushBegun, now_ns: int) -> list[Action]:
@@ -232,7 +236,9 @@ class PrefillSide:
             bytes=pushing.bytes,
             begin_ns=pushing.begin_ns,
         )
-        progress = Send(one.peer, Progress(one.epoch, one.arrived_blocks))
+        if one.state is PrefillState.COMPUTING:
+            one.resend_at_ns = now_ns + self._patience.resend_ns
+        progress = Send(one.peer, _progress(one))
         return [Note(fact), progress, *self._seal_if_arrived(one, now_ns)]
 
     def _fence_ended(self, one: Sending) -> list[Action]:
@@ -309,6 +315,10 @@ class PrefillSide:
 
     def _seen_of(self, peer: PeerId) -> SeenEpochs:
         return self._seen.setdefault(peer, SeenEpochs())
+
+
+def _progress(one: Sending) -> Progress:
+    return Progress(one.epoch, one.arrived_blocks)
 
 
 def _taken(one: Sending, now_ns: int) -> list[Action]:

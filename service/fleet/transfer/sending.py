@@ -22,7 +22,8 @@ class PrefillState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPatience:
-    """How long a transfer may take here, and how long until a seal is sent again."""
+    """How long a transfer may take here, and how long until a seal is said again, or that a prompt
+    is still to be computed."""
 
     hold_ns: int = 60_000_000_000
     resend_ns: int = 200_000_000

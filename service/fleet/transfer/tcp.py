@@ -211,12 +211,12 @@ class TcpEndpoint:
     def took(self, session: TcpSession, kind: Kind, body: memoryview) -> None:
         match kind:
             case Kind.MESSAGE:
+                arrived = Arrived(session.peer, _MESSAGE.decode(body))
                 with self._lock:
-                    self._waiting_bytes += len(body)
-                    if self._waiting_bytes > self._patience.waiting_bytes:
-                        self._waiting_bytes -= len(body)
+                    if self._waiting_bytes + len(body) > self._patience.waiting_bytes:
                         raise LinkError(KvLinkEnd.BACKLOG)
-                self._came.append((Arrived(session.peer, _MESSAGE.decode(body)), len(body)))
+                    self._waiting_bytes += len(body)
+                    self._came.append((arrived, len(body)))
                 self._wake()
             case Kind.WRITE:
                 session.enqueue(Kind.ACK, self._land(body))

@@ -3,7 +3,7 @@
 A load report says how many requests of the gateway it contains (`LoadReport.received`) and how many
 of their ends. Gateway and node count by the same rule, so the gateway knows what a report does not
 contain without comparing clocks: a request is open from its first sequence until none is live and
-either all have been sent or one was cancelled.
+either all have been sent or one was cancelled. Of more than MOST_OPEN the oldest counts as ended.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ class OpenRequests:
         self._open.clear()
         self.received = self.ended = 0
 
-    def sent(self, request_id: str, sequences: int) -> bool:
-        """A sequence of a request of so many; whether it is the first."""
+    def sent(self, request_id: str, sequences: int) -> str | None:
+        """A sequence of a request of so many. Returns another request that counts as ended by it,
+        because more than MOST_OPEN would be open; None: there is none."""
+        given_up: str | None = None
         found = self._open.get(request_id)
-        is_first = found is None
         if found is None:
             found = self._open[request_id] = _Open(sequences)
             self.received += 1
-            if len(self._open) > MOST_OPEN:  # its gateway gave it up between two sequences
-                self._open.popitem(last=False)
+            if len(self._open) > MOST_OPEN:  # or its gateway gave it up between two sequences
+                given_up, _ = self._open.popitem(last=False)
                 self.ended += 1
         found.live += 1
         found.to_come -= 1
-        return is_first
+        return given_up
 
     def over(self, request_id: str, was_cancelled: bool) -> bool:
         """A sequence has ended; whether its request has."""

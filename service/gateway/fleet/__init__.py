@@ -4,4 +4,5 @@
 - `link`: the connection to one node, kept up. `routing`: which engine a request goes to.
 - `remote`: a sequence at a node. `engines_view`: the engines for operators.
 - `digest`: whether two processes make texts of the same tokens. `families`, `wire_time`: metrics.
+- `replica_latency`: latencies by engine. `known_names`: what makes room where names are bounded.
 """

@@ -134,7 +134,14 @@ class EngineLink:
             self._peer.send(message)
 
     async def run(self) -> None:
-        """Keep the connection up until cancelled."""
+        """Keep the connection up until cancelled. What nobody foresaw ends it, and is said."""
+        try:
+            await self._keep_up()
+        except Exception as error:
+            log.exception("engine %s is not used any more", self.name)
+            self.why = f"a defect of this gateway ended its link: {error!r}"
+
+    async def _keep_up(self) -> None:
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -157,7 +164,7 @@ class EngineLink:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await loop.create_connection(lambda: peer, member.host, member.port)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
             owner.connected(False)
             self._is_refused = False
             self.why = f"cannot connect to {member.host}:{member.port}: {_words(error)}"
@@ -322,7 +329,9 @@ def _one_line(text: str) -> str:
     return " ".join(shown.split())
 
 
-def _words(error: OSError | TimeoutError) -> str:
+def _words(error: OSError | TimeoutError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return "that is no name of a host"
     return (isinstance(error, OSError) and error.strerror) or "no answer in time"
 
 

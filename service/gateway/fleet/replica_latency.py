@@ -7,12 +7,12 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import pairwise
 
 import msgspec
 
-from service.fleet.membership.members import MOST_MEMBERS
+from service.gateway.fleet.known_names import MOST_NAMES, OTHER, to_forget
 from telemetry.facts.reasons import Outcome
 from telemetry.numbers.hdr import Distribution, merged
 from telemetry.numbers.quantiles import Percentiles
@@ -21,8 +21,6 @@ from telemetry.stats.histograms import LatencyHistogram
 
 MEASURES = (Measure.TTFT, Measure.ITL, Measure.E2E)
 WINDOW_S = 60
-_OTHER = "other"
-_ENGINES = 2 * MOST_MEMBERS
 _GONE = "gone"
 """The role of an engine that the membership does not name any more."""
 
@@ -46,9 +44,11 @@ class FleetLatency(msgspec.Struct, frozen=True):
 
 
 class ReplicaLatency:
-    """A listener to timelines, under the pump's lock, as its readers are."""
+    """A listener to timelines, under the pump's lock, as its readers are. `members` are the names
+    of the membership."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Callable[[], Container[str]]) -> None:
+        self._members = members
         self._engines: dict[str, dict[Measure, LatencyHistogram]] = {}
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
@@ -89,8 +89,12 @@ class ReplicaLatency:
         )
 
     def _of(self, engine: str) -> dict[Measure, LatencyHistogram]:
-        if engine not in self._engines and len(self._engines) >= _ENGINES:
-            engine = _OTHER
+        if engine not in self._engines and len(self._engines) >= MOST_NAMES:
+            gone = to_forget(self._engines, self._members())
+            if gone is None:
+                engine = OTHER
+            else:
+                del self._engines[gone]
         found = self._engines.get(engine)
         if found is None:
             found = self._engines[engine] = {one: LatencyHistogram() for one in MEASURES}

@@ -47,6 +47,7 @@ class Routing:
         self._joined: dict[str, int] = {}  # incarnation by name
         self._open: dict[str, OpenRequests] = {}
         self._outputs: dict[tuple[str, str], int] = {}
+        self._begun_ns = now_ns
 
     def changed(self, link: EngineLink, now_ns: int) -> None:
         """The state of an engine may be another."""
@@ -121,20 +122,25 @@ class Routing:
     def begin(self, routed: RequestRouted) -> None:
         """The request goes where `choose` said."""
         self._router.sent(routed)
+        self._begun_ns = routed.at_ns
 
     def sent(self, name: str, request_id: str, sequences: int) -> None:
-        """A sequence of a request of so many is sent."""
-        self._open[name].sent(request_id, sequences)
+        """A sequence of a request of so many is sent. Where too many are open, both ends count the
+        oldest as ended."""
+        given_up = self._open[name].sent(request_id, sequences)
+        if given_up is not None:
+            outputs = self._outputs.pop((name, given_up), 0)
+            self._router.ended(given_up, outputs, self._begun_ns)
 
     def over(
         self, name: str, request_id: str, outputs: int, was_cancelled: bool, now_ns: int
     ) -> None:
         """A sequence has ended, with so many tokens."""
+        if not self.is_open(name, request_id):
+            return  # its engine has left, or it counts as ended already
         key = (name, request_id)
         self._outputs[key] = self._outputs.get(key, 0) + outputs
-        if name not in self._open:
-            del self._outputs[key]
-        elif self._open[name].over(request_id, was_cancelled):
+        if self._open[name].over(request_id, was_cancelled):
             self._router.ended(request_id, self._outputs.pop(key), now_ns)
 
     def outstanding(self, name: str) -> int:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from diagnosis.routed.diagnoser import RoutedDiagnoser
 from diagnosis.routed.symptoms import FleetSymptom
+from diagnosis.routed.transfers import Transfers
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued
 from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
@@ -23,7 +24,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     RemoteParts,
     Way,
 )
-from telemetry.facts.records import Fact
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import Fact, FactsLost
 from tests.support.worlds.piloted import started
 
 MS = 1_000_000
@@ -144,3 +146,21 @@ def test_a_transfer_of_an_engine_that_has_ended_is_in_no_book() -> None:
 
     diagnoser.on_fact(replace(started(), at_ns=1_000 * MS))
     assert not diagnoser.live
+
+
+def test_blocks_whose_release_was_lost_are_not_stranded_for_ever() -> None:
+    facts: list[Fact] = [started(), *lost(1, 10, KvFault.CANCELLED, 100, 6000)[:-1]]
+    gap: Fact = FactsLost(200 * MS, FactSource.ENGINE, 1)
+    transfers, diagnoser = Transfers(), RoutedDiagnoser()
+    for fact in facts:
+        transfers.take(fact)
+    transfers.end_tick(1_000 * MS)
+    assert transfers.window().now.stranded_ns > 0
+    transfers = Transfers()
+    for fact in [*facts, gap]:
+        transfers.take(fact)
+        diagnoser.on_fact(fact)
+    transfers.end_tick(1_000 * MS)
+
+    assert transfers.window().now.stranded_ns == 0
+    assert diagnoser.live == 0

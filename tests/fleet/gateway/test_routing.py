@@ -8,11 +8,12 @@ from service.fleet.membership.members import MOST_MEMBERS, Member, Role
 from service.fleet.routing.decided_again import decide_again
 from service.fleet.routing.router import FleetFact
 from service.fleet.wire.messages import EngineIs
+from service.fleet.wire.open_requests import MOST_OPEN
 from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.fleet.routing_records import RequestRouted, RoutingPolicy
+from telemetry.facts.fleet.routing_records import RequestRouted, RouteEnded, RoutingPolicy
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.recorder import Lane
 from tests.fleet.fleet_world import DIGEST, KEY, Members
@@ -85,3 +86,19 @@ def test_facts_name_engines_that_may_not_be_chosen_when_these_change() -> None:
     named = [one.excluded for one in fleet.facts if isinstance(one, RequestRouted)]
     assert named == [(), (), (), ("n1",), None, ("n1", "n2"), ("n2",), None, ()]
     assert not decide_again(fleet.facts).differing
+
+
+def test_of_more_requests_than_are_counted_none_is_outstanding_when_all_have_ended() -> None:
+    """Both ends of the wire count the oldest as ended, and so does the router."""
+    fleet = Fleet(1)
+    names = [f"r{number}" for number in range(MOST_OPEN + 4)]
+    for name in names:
+        fleet.send(name)
+        fleet.routing.sent("n0", name, 1)
+    assert fleet.routing.outstanding("n0") == MOST_OPEN
+    for name in names:
+        fleet.routing.over("n0", name, 3, False, 0)
+
+    assert fleet.routing.outstanding("n0") == 0
+    ended = [fact.request_id for fact in fleet.facts if isinstance(fact, RouteEnded)]
+    assert ended == names

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.fleet.membership.members import MOST_MEMBERS, Member, Role
 from service.fleet.membership.roll import (
     BEAT_S,
+    CALL_S,
     SILENT_NS,
     WHOLE_NS,
     Roll,
@@ -101,6 +104,19 @@ def test_no_engine_that_beats_is_ever_removed_although_the_keeper_starts_again(
     assert set(members) == there, "who left stays no longer than the roll needs to be whole"
 
 
+def test_an_engine_whose_first_two_beats_to_a_new_keeper_time_out_is_not_removed() -> None:
+    """Nor is its third one heard at once."""
+    book, members = RollBook(0), {name: engine(name) for name in ("heard", "late", "gone")}
+    late_ns = int((3 * CALL_S + 2 * BEAT_S) * 1e9)
+    for now_ns in range(0, WHOLE_NS, BEAT_NS):
+        book.heard(engine("heard"), now_ns)
+        if now_ns >= late_ns:
+            book.heard(engine("late"), now_ns)
+        members = next_members(members, book.roll(now_ns))
+        assert set(members) == {"heard", "late", "gone"}
+    assert set(next_members(members, book.roll(WHOLE_NS))) == {"heard", "late"}
+
+
 def test_a_gateway_reads_from_the_file_what_the_roll_said(tmp_path: Path) -> None:
     key = tmp_path / 'the "key"\tof \\ Zoë.key'
     key.write_text("0123456789abcdef0123456789abcdef")
@@ -116,3 +132,22 @@ def test_a_gateway_reads_from_the_file_what_the_roll_said(tmp_path: Path) -> Non
     write_engines(path, key, wanted)
     assert read.members() == wanted
     assert [one.name for one in tmp_path.iterdir() if one.suffix not in (".key", ".toml")] == []
+
+
+def test_a_write_of_the_list_that_fails_leaves_no_file_beside_it(tmp_path: Path) -> None:
+    """The disk is full, or the list cannot be exchanged."""
+    path, most = tmp_path / "engines.toml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_engines(path, tmp_path / "key", {})
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, most[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_engines(path, tmp_path / "key", {"a": engine("a")})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert path.read_bytes() == before
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_engines(tmp_path / "folder", tmp_path / "key", {})
+
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["engines.toml", "folder"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from service.composition.node.prompts import PromptsForOthers
 from service.gateway.server_state import LiveRequest
-from telemetry.facts.engine_records import SequencesListed
-from telemetry.facts.fleet.kv_transfer_records import KvPromptTaken
+from telemetry.facts.engine_records import SequenceEnded, SequencesListed
+from telemetry.facts.fleet.kv_transfer_records import KvHeld, KvPromptTaken, KvReleased
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
-from telemetry.facts.records import Fact
+from telemetry.facts.records import Fact, FactsLost, RequestEnded
 from tests.fleet.fleet_world import SPAN_ID, TRACE_ID, Telemetry
 
 
@@ -43,3 +43,52 @@ def test_a_prompt_whose_end_was_lost_is_over_when_the_engine_lists_what_is_live(
     assert (timeline.outcome, timeline.ended.reason) == (Outcome.LOST, EndReason.END_LOST)
     here.take(SequencesListed(at_ns=950, seq_ids=(), last_seq_id=3))
     assert not here.handlers
+
+
+class Sending:
+    """A node whose engine has computed the prompt of sequence 1; its last chunk is on its way."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, LiveRequest] = {}
+        self.lane = Lane(source=FactSource.GATEWAY)
+        self._prompts = PromptsForOthers(self.lane, self.handlers, "m", lambda seq_id, why: None)
+        self.take(taken(1), KvHeld(1, 200, 7, 1, 3))
+        self.take(SequenceEnded(1, 200, 7, EndReason.MAX_TOKENS, 1, 0))
+
+    def take(self, *facts: Fact) -> None:
+        self._prompts.take(facts)
+
+
+def test_a_prompt_is_live_until_its_last_chunk_has_come_to_the_other_engine() -> None:
+    """A node that is told to stop waits for it; the request has ended with its first token."""
+    node = Sending()
+    ends = [fact for fact in node.lane.drain() if isinstance(fact, RequestEnded)]
+    assert [(end.at_ns, end.reason) for end in ends] == [(200, EndReason.MAX_TOKENS)]
+    node.take(KvReleased(290, 8, 2, 3))  # of another transfer
+    assert list(node.handlers) == ["r1.kv.prefill"]
+    node.take(KvReleased(300, 8, 1, 3))
+
+    assert not node.handlers
+    assert not node.lane.drain()
+
+
+def test_a_prompt_whose_blocks_are_not_kept_is_over_with_its_sequence() -> None:
+    node = Sending()
+    node.take(KvReleased(300, 8, 1, 3), taken(2))
+    node.take(SequenceEnded(2, 400, 9, EndReason.DISCONNECT, 0, 0))
+
+    assert not node.handlers
+
+
+def test_nobody_waits_for_a_release_that_may_be_lost() -> None:
+    node = Sending()
+    node.take(FactsLost(250, FactSource.ENGINE, 1))
+
+    assert not node.handlers
+
+
+def test_a_drain_that_has_waited_long_enough_does_not_wait_for_blocks() -> None:
+    node = Sending()
+    node.handlers["r1.kv.prefill"].interrupt(EndReason.SHUTDOWN)
+
+    assert not node.handlers

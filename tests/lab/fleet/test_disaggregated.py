@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lab.fleet.disaggregated.scenario import STATES, Fault, scenario_of
+from lab.fleet.disaggregated.scenario import SECOND, STATES, Ask, Fault, Scenario, scenario_of
 from lab.fleet.disaggregated.world import Builds, World
 from lab.replay.recorded import read_runs
 from lab.replay.replay_exact import replay_exactly
 from lab.simulation.evidence import InvariantViolated
+from lab.simulation.sim_executor import LinearCost
+from service.engine.admission import Limits
 from service.engine.inbox import ReleaseKv
 from service.engine.plan import Emission, Sample
 from service.engine.scheduler import Scheduler
@@ -24,7 +26,9 @@ from service.fleet.transfer.epochs import SeenEpochs
 from service.fleet.transfer.messages import Abort, Fenced, PeerId
 from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.sending import Sending
+from service.process.kv_exchange import DECODE_PATIENCE, PREFILL_PATIENCE
 from telemetry.facts.reasons import EndReason
+from telemetry.requests.kv_accounts import KvPart
 
 SEEDS = range(80)
 
@@ -68,6 +72,30 @@ def test_every_engine_of_a_world_is_replayed_exactly(seed: int) -> None:
         (run,) = read_runs(facts)
         identity = replay_exactly(run)
         assert identity.holds, identity.difference
+
+
+def test_a_transfer_whose_prompt_waits_15_s_in_the_other_queue_is_admitted() -> None:
+    """Its lease is 10 s in production, and goes on while the other engine says that it waits."""
+    limits = Limits(
+        block_tokens=4, blocks_total=40, max_model_tokens=64, max_seqs=2, budget_tokens=4,
+        chunked_prefill=True, queue_limit_requests=10, queue_limit_tokens=1000,
+        prefix_cache=False, cache_identity="simulated",
+    )  # fmt: skip
+    ahead = Ask(at_ns=0, prompt=tuple(range(20)), max_tokens=2, remote=True)
+    waits = Ask(at_ns=SECOND, prompt=tuple(range(100, 108)), max_tokens=2, remote=True)
+    scenario = Scenario(
+        seed=0,
+        asks=(ahead, waits),
+        limits=limits,
+        cost=LinearCost(prefill_token_ns=SECOND),
+        decode_patience=DECODE_PATIENCE,
+        prefill_patience=PREFILL_PATIENCE,
+    )
+    world = World(scenario)
+    report = world.run()
+
+    assert report.admitted == 2
+    assert world.invariants.accounts[-1].parts[KvPart.QUEUE] > 15 * SECOND
 
 
 class SaysEndsTwice(Scheduler):
