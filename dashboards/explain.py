@@ -14,6 +14,7 @@ from telemetry.requests.account import Entry, NotObserved, Part, Stall
 
 _BAR_CELLS = 48
 _STALLS_SHOWN = 12
+_ELSEWHERE = frozenset((NotObserved.AT_NODE.value, NotObserved.ENGINE.value))
 
 
 class ExplainedPhase(msgspec.Struct, frozen=True):
@@ -147,8 +148,8 @@ def scope_of(ledger: ExplainedLedger, e2e_ns: int) -> str:
         if entry.part is Part.NOT_OBSERVED:
             by_reason[entry.reason] += entry.ns
     named = ", ".join(f"{reason} {ms(ns)} ms" for reason, ns in by_reason.most_common())
-    is_remote = set(by_reason) == {NotObserved.AT_NODE.value} and not ledger.core_only
-    exact = "all other time" if is_remote else "engine-core time"
+    is_elsewhere = _ELSEWHERE.issuperset(by_reason) and not ledger.core_only
+    exact = "all other time" if is_elsewhere else "engine-core time"
     found = f"{exact} is exact; {share:.1f} % of this request was not observed"
     found += f" ({named})" if named else ""
     if ledger.core_only:

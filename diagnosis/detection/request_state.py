@@ -13,7 +13,8 @@ class RequestState:
     """One request, in flight or ended. `firsts_ns` are the commits of its sequences' first tokens,
     `last_ns` the commit of the last token of any. At `skipped_ns` one of its running sequences had
     no row, for `skip_reason`. It waited `grammar_ns` for its grammar and `adapter_ns` for its
-    adapter. A gap above `gap_target_ns` misses the target of its class."""
+    adapter. A gap above `gap_target_ns` misses the target of its class. One that is `attached`
+    `is_unseen` from its tokens on, until its engine core tells of a sequence: it is in no stage."""
 
     request_id: str
     trace_id: str
@@ -39,3 +40,5 @@ class RequestState:
     received_tokens: int = 0
     skip_reason: WaitReason | None = None
     skipped_ns: int = 0
+    attached: bool = False
+    is_unseen: bool = False

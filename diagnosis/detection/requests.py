@@ -7,6 +7,9 @@ Stages are phases put together, with the borders that `telemetry.requests.phases
     DECODE    decode
     DELIVER   detokenize, deliver
 
+A request of an attached engine is in no stage between its tokens and the first news of its
+sequence: where that never comes, nothing is known of its time.
+
 Of a request in flight the *time to first commit* is known: when the engine had its first token. Its
 TTFT ends when that token is sent.
 """
@@ -77,6 +80,7 @@ class Requests:
             read_ns=fact.at_ns if fact.read_ns is None else fact.read_ns,
             slo_class=fact.slo_class,
             gap_target_ns=DEFAULT_POLICY.of(fact.slo_class).itl_ns,
+            attached=fact.attached,
         )
         self._states[fact.request_id] = self._open[fact.request_id] = request
         if len(self._states) > _KEPT:
@@ -92,8 +96,13 @@ class Requests:
 
     def tokenized(self, fact: RequestTokenized) -> None:
         request = self._open.get(fact.request_id)
-        if request is not None:
-            self._at(fact.at_ns).ingest_work_ns += max(0, fact.at_ns - request.read_ns)
+        if request is None:
+            return
+        self._at(fact.at_ns).ingest_work_ns += max(0, fact.at_ns - request.read_ns)
+        if request.attached and not request.firsts_ns:
+            self._leave(request, fact.at_ns)
+            request.is_unseen = True
+        else:
             self._enter(request, Stage.FIRST, fact.at_ns)
 
     def submitted(self, fact: SequenceSubmitted) -> None:
@@ -108,7 +117,9 @@ class Requests:
         self._owners[fact.seq_id] = request
         if len(self._owners) > _KEPT_SEQUENCES:
             del self._owners[next(iter(self._owners))]
-        if request.stage is Stage.INGEST:
+        if request.is_unseen:  # it has waited for its first token since it was tokenized
+            request.stage, request.is_unseen = Stage.FIRST, False
+        elif request.stage is Stage.INGEST:
             self._enter(request, Stage.FIRST, fact.at_ns)
         if is_first:
             counts = self._at(fact.at_ns)
@@ -165,7 +176,8 @@ class Requests:
         delivery_begun_ns = request.entered_ns
         self._leave(request, fact.at_ns)
         request.ended = True
-        if request.stage is Stage.INGEST:  # refused: for its length, perhaps
+        is_refused = request.stage is Stage.INGEST and not request.is_unseen
+        if is_refused:  # for its length, perhaps
             counts.ingest_work_ns += max(0, fact.at_ns - request.read_ns)
         if request.stage is Stage.DELIVER:
             counts.delivered += 1
@@ -281,7 +293,7 @@ class Requests:
         total = Counts()
         for request in self._open.values():
             spent_ns = end_ns - max(request.entered_ns, begin_ns)
-            if spent_ns > 0:
+            if spent_ns > 0 and not request.is_unseen:
                 total.live_ns[request.stage] += spent_ns
                 if request.stage is Stage.FIRST:
                     total.first_ns[request.tenant] += spent_ns
@@ -293,5 +305,6 @@ class Requests:
 
     def _leave(self, request: RequestState, at_ns: int) -> None:
         """Add the time in the stage that ends."""
-        add_live(self._at, request.stage, request.tenant, request.entered_ns, at_ns)
+        if not request.is_unseen:
+            add_live(self._at, request.stage, request.tenant, request.entered_ns, at_ns)
         request.entered_ns = max(at_ns, request.entered_ns)

@@ -144,6 +144,7 @@ class BookKeeper:
         if request is None:
             return
         request.sequences.append(fact.seq_id)
+        self.books[request.target.name].seen(request)
         capped_ns = self.clock.capped_ns[request.tenant]
         self._sequences[fact.seq_id] = LiveSequence(request, fact.at_ns, self.clock.now, capped_ns)
 

@@ -54,6 +54,12 @@ class ClassBook:
             )
         )
 
+    def seen(self, request: LiveRequest) -> None:
+        """Its engine has a sequence of it: it is judged from now on, at once if it is due."""
+        if request.is_put_off:
+            request.is_put_off = False
+            self.waiting.appendleft(request)
+
     def first_token(self, at_ns: int, ttft_ns: int) -> None:
         self._first_tokens.append((at_ns, ttft_ns))
 
@@ -70,7 +76,9 @@ class ClassBook:
         """The tick is over: what still waits for its first token beyond the target has missed."""
         while self.waiting and self.waiting[0].due_ns < end_ns:
             request = self.waiting.popleft()
-            if request.is_waiting and request.missed is None:
+            if request.is_unseen:
+                request.is_put_off = True
+            elif request.is_waiting and request.missed is None:
                 self.overdue[request.request_id] = request
                 self.missed(request, Missed.FIRST_TOKEN, end_ns)
         self.attainment.overdue = len(self.overdue)

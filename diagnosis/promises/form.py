@@ -27,6 +27,7 @@ from telemetry.facts.engine_records import EngineStarted, StepCostSet
 from telemetry.facts.reasons import EndReason, WaitReason
 
 _SEQS, _BUDGET, _KV = "max_num_seqs", "max_batched_tokens", "kv_memory"
+_CACHE_SIZE = "kv_cache_size_tokens"  # a setting of vLLM
 _SETTING_OF_WAIT = {
     WaitReason.SEQS: _SEQS,
     WaitReason.BUDGET: _BUDGET,
@@ -74,7 +75,7 @@ class Situation:
         if self.cost is None or started is None:
             return None
         demand = Demand.of(self.recent.counts, self.recent.seconds)
-        tokens = inf if setting == _KV else started.blocks_total * started.block_tokens
+        tokens = inf if setting == _KV else _cache_tokens(started)
         return utilisation(self.cost, demand, book.target.itl_ns, tokens)
 
     def form_of(self, book: ClassBook, parts: Counter[str]) -> tuple[MissForm, str, float | None]:
@@ -141,6 +142,13 @@ class Situation:
         fixed_ns = parts[BASE] + parts[HOST]
         is_fixed = fixed_ns > max(parts[OWN_PREFILL], BINDS * total)
         return _BUDGET if is_fixed and not started.auto_budget else ""
+
+
+def _cache_tokens(started: EngineStarted) -> int:
+    """As the engine itself says it, if it does: where layers are of several kinds, a sequence has
+    blocks of each, so that there is room for less than all blocks would hold."""
+    told = started.settings.get(_CACHE_SIZE, "")
+    return int(told) if told.isdecimal() else started.blocks_total * started.block_tokens
 
 
 def _longest_step_ns(cost: StepCostSet, started: EngineStarted) -> float:

@@ -87,7 +87,9 @@ class LiveSequence:
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     """A request that has not ended. `missed` is set as soon as that is sure; `is_waiting` while it
-    has no token; `is_running` once it had one in time, until it misses."""
+    has no token; `is_running` once it had one in time, until it misses. Whether one that is
+    `attached` waits is not known before its engine core tells of a sequence; `is_put_off`: so it
+    was not judged when it was due."""
 
     request_id: str
     trace_id: str
@@ -106,16 +108,25 @@ class LiveRequest:
     missed: Missed | None = None
     is_waiting: bool = True
     is_running: bool = False
+    attached: bool = False
+    is_put_off: bool = False
     sequences: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, fact: RequestAccepted, target: SloClass) -> LiveRequest:
-        return cls(fact.request_id, fact.trace_id, fact.tenant, fact.at_ns, target)
+        return cls(
+            fact.request_id, fact.trace_id, fact.tenant, fact.at_ns, target, attached=fact.attached
+        )
 
     @property
     def due_ns(self) -> int:
         """When its first token is late."""
         return self.accepted_ns + self.target.ttft_ns
+
+    @property
+    def is_unseen(self) -> bool:
+        """Its engine may have given it tokens that nothing observes."""
+        return self.attached and not self.sequences
 
     @property
     def is_sure_to_be_slow(self) -> bool:

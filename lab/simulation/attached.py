@@ -85,6 +85,8 @@ class _Adapter:
         match fact:
             case EngineStarted():
                 return _started(fact)
+            case RequestAccepted() if not self._core_only:
+                return msgspec.structs.replace(fact, attached=True)
             case StepRecorded():
                 return _step(fact)
             case SequenceQueued():

@@ -160,7 +160,7 @@ class RequestAccepted(_Fact, frozen=True):
     """The request's head arrived at the host at `at_ns`, and the gateway read it at `read_ns`.
     `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an incoming
     `traceparent`, if there was one. Of several gateway processes, `gateway` is the number of the
-    one that serves it."""
+    one that serves it. `attached`: it is of the front end of an engine that others wrote."""
 
     request_id: str
     at_ns: int
@@ -174,6 +174,7 @@ class RequestAccepted(_Fact, frozen=True):
     slo_class: str
     read_ns: int | None = None
     gateway: int = 0
+    attached: bool = False
 
     @property
     def known_ns(self) -> int:

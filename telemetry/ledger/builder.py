@@ -27,7 +27,7 @@ from telemetry.facts.records import Fact, RequestAccepted, RequestsListed, Seque
 from telemetry.host.pauses import pause_of
 from telemetry.ledger.charging import Charger, Pauses
 from telemetry.ledger.harm import Harm, SequenceOwner
-from telemetry.ledger.lifecycle import charge_ingest, charge_request
+from telemetry.ledger.lifecycle import charge_request, charge_without_engine
 from telemetry.ledger.remote import charge_remote_request, is_remote
 from telemetry.ledger.stalls import culprit_of, find_stalls
 from telemetry.ledger.tape import Tape, apportion
@@ -125,7 +125,7 @@ class LedgerBuilder:
         critical = critical_sequence(timeline)
         if critical is None:
             charger = Charger(self.tape, self._pauses, Track(-1))
-            charge_ingest(charger, timeline, timeline.ended.at_ns)
+            charge_without_engine(charger, timeline)
         elif is_remote(critical):
             charger = Charger(self.tape, self._pauses, Track(-1))
             charge_remote_request(charger, timeline, critical)

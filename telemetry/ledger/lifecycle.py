@@ -21,7 +21,7 @@ from telemetry.ledger.charging import Charger
 from telemetry.ledger.tape import At, Tape
 from telemetry.ledger.track import Track
 from telemetry.requests.account import Part, State
-from telemetry.requests.engine_span import engine_span, unseen_of
+from telemetry.requests.engine_span import engine_span, unseen_engine, unseen_of
 from telemetry.requests.kv_accounts import parts_within
 from telemetry.requests.phases import RequestTimeline, SequenceTimeline, WaitSpan
 
@@ -43,17 +43,36 @@ def charge_request(
     tape: Tape,
 ) -> None:
     """Charge all of [accepted, ended): before the engine, in the engine, after it."""
-    span, end_ns = engine_span(timeline, sequence), timeline.ended.at_ns
+    span = engine_span(timeline, sequence)
     charge_ingest(charger, timeline, span.submitted_ns)
     for reason, start_ns, stop_ns in unseen_of(timeline, span):
         state = State.INGEST if start_ns < span.received_ns else State.DELIVER
         charger.plain(state, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
     charge_engine(charger, sequence, track, tape, span.received_ns, span.ends_ns)
+    _charge_delivery(charger, timeline, span.arrived_ns)
+
+
+def charge_without_engine(charger: Charger, timeline: RequestTimeline) -> None:
+    """Charge all of [accepted, ended) of a request without a sequence: it ended before it had one,
+    or its engine is not observed."""
+    unseen = unseen_engine(timeline)
+    if unseen is None:
+        charge_ingest(charger, timeline, timeline.ended.at_ns)
+        return
+    charge_ingest(charger, timeline, unseen.start_ns)
+    reason, start_ns, stop_ns = unseen
+    charger.plain(State.RUN, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
+    _charge_delivery(charger, timeline, stop_ns)
+
+
+def _charge_delivery(charger: Charger, timeline: RequestTimeline, arrived_ns: int) -> None:
+    """Charge [arrived, ended): the last token becomes text, which is sent."""
+    end_ns = timeline.ended.at_ns
     text_ns = timeline.ended.detokenized_ns if timeline.outcome is Outcome.FINISHED else None
     if text_ns is None:
-        text_ns = span.arrived_ns
-    text_ns = max(span.arrived_ns, min(text_ns, end_ns))
-    charger.gateway(State.DELIVER, Part.DETOKENIZE, span.arrived_ns, text_ns)
+        text_ns = arrived_ns
+    text_ns = max(arrived_ns, min(text_ns, end_ns))
+    charger.gateway(State.DELIVER, Part.DETOKENIZE, arrived_ns, text_ns)
     charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
 
 

@@ -20,7 +20,7 @@ class Refusal(StrEnum):
     """Why the server closed a connection before it had answered a request."""
 
     LIMIT = "limit"  # the most allowed were open, all with a request
-    DISPLACED = "displaced"  # it was idle, and a new one needed its place
+    DISPLACED = "displaced"  # idle, or at its TLS handshake for a second: a new one took its place
     HEADER_TIMEOUT = "header_timeout"
     HEADERS_TOO_LARGE = "headers_too_large"
     INVALID = "invalid"  # not HTTP

@@ -85,6 +85,7 @@ class NotObserved(StrEnum):
     FRONT_END = "front_end"  # in a front end that nothing observes
     TO_ENGINE = "to_engine"  # from the front end to the process of the engine core
     TO_FRONT_END = "to_front_end"  # the last token, from the engine core to the front end
+    ENGINE = "engine"  # in an engine core that has told nothing of the request
     AT_NODE = "at_node"  # at an engine node whose account did not come, or contradicts itself
 
 

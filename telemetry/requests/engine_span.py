@@ -5,7 +5,8 @@
 
 With our own engine `received` is `submitted` and `arrived` is `ends`: nothing is missing. An
 attached engine has two processes, and what passes between them is seen at its two ends only. Where
-nothing observes its front end, all before `received` and after `ends` is missing.
+nothing observes its front end, all before `received` and after `ends` is missing. Where its core
+has told nothing of a request, all from its tokens to `arrived` is.
 """
 
 from __future__ import annotations
@@ -66,6 +67,30 @@ def unseen_of(timeline: RequestTimeline, span: EngineSpan) -> list[Unseen]:
     return [one for one in found if one.start_ns < one.end_ns]
 
 
+def unseen_engine(timeline: RequestTimeline) -> Unseen | None:
+    """Of a request of an attached engine whose core has told of none of its sequences, the time in
+    it: another core than the observed one has them, or none is observed. None for all other
+    requests, and for one that was refused."""
+    tokenized, end_ns = timeline.tokenized, timeline.ended.at_ns
+    if timeline.sequences or tokenized is None or not timeline.accepted.attached:
+        return None
+    if timeline.outcome is Outcome.REJECTED:
+        return None
+    begin_ns = max(timeline.accepted.at_ns, min(tokenized.at_ns, end_ns))
+    is_finished = timeline.outcome is Outcome.FINISHED
+    arrived_ns = _front_end_had(timeline) if is_finished else end_ns
+    return Unseen(NotObserved.ENGINE, begin_ns, max(begin_ns, min(arrived_ns, end_ns)))
+
+
+def all_unseen(timeline: RequestTimeline) -> list[Unseen]:
+    """What was not observed of a request, in order, along its critical sequence."""
+    critical = critical_sequence(timeline)
+    if critical is not None:
+        return unseen_of(timeline, engine_span(timeline, critical))
+    engine = unseen_engine(timeline)
+    return [] if engine is None else [engine]
+
+
 def _last_ns(sequence: SequenceTimeline) -> int:
     if sequence.token_ns:
         return sequence.token_ns[-1]
@@ -88,6 +113,11 @@ def _arrived_ns(timeline: RequestTimeline, sequence: SequenceTimeline, ends_ns: 
     first stamp of it after that."""
     if timeline.outcome is not Outcome.FINISHED or sequence.received_ns is None:
         return ends_ns
+    return _front_end_had(timeline)
+
+
+def _front_end_had(timeline: RequestTimeline) -> int:
+    """The first stamp that the front end has after the last token."""
     ended = timeline.ended
     known = (ended.received_ns, ended.detokenized_ns, ended.at_ns)
     return next(stamp_ns for stamp_ns in known if stamp_ns is not None)

@@ -26,7 +26,7 @@ from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.requests.account import Part
-from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
+from telemetry.requests.engine_span import all_unseen
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.link_targets import (
     MAX_CHUNKS,
@@ -234,9 +234,6 @@ class _Tree:
 
     def _unseen_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
         """What nothing observed of the phase, as the ledger has it."""
-        critical = critical_sequence(self._timeline)
-        if critical is None:
-            return []
         return [
             self._span(
                 Part.NOT_OBSERVED.value,
@@ -245,7 +242,7 @@ class _Tree:
                 min(one.end_ns, phase.end_ns),
                 {"phasescope.reason": one.reason.value},
             )
-            for one in unseen_of(self._timeline, engine_span(self._timeline, critical))
+            for one in all_unseen(self._timeline)
             if _begins_in(one.start_ns, phase)
         ]
 

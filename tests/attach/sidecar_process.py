@@ -22,15 +22,20 @@ _COMMAND = (sys.executable, "-m", "service.cli.main", "attach")
 
 
 class SidecarProcess:
-    """`phasescope attach` with a socket in `folder`; with `command` it starts that too."""
+    """`phasescope attach` with a socket in `folder`; with `command` it starts that too. If it is
+    not `told` the path of the socket, it has one below `folder` that names its port."""
 
-    def __init__(self, folder: Path, *flags: str, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, command: Sequence[str] = (), told: bool = True
+    ) -> None:
         self.socket = folder / "attach.sock"
         more = ["--", *command] if command else []
-        own = ["--port", "0", "--socket", str(self.socket), "--dump-dir", str(folder / "dumps")]
+        own = ["--port", "0", "--dump-dir", str(folder / "dumps")]
+        own += ["--socket", str(self.socket)] if told else []
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self.process = subprocess.Popen(
             [*_COMMAND, *own, "--journal-memory", "8MiB", "--no-root-cause", *flags, *more],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         assert self.process.stderr is not None
         self.said = ""

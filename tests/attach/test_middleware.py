@@ -32,7 +32,7 @@ def test_a_whole_answer_is_one_accepted_and_one_finished_request() -> None:
     assert (accepted.request_id, accepted.tenant, accepted.slo_class) == ("abc", "red", "fast")
     assert accepted.trace_id == "0af7651916cd43dd8448eb211c80319c"
     assert (accepted.parent_span_id, accepted.trace_sampled) == ("b7ad6b7169203331", True)
-    assert (accepted.route, accepted.operation) == (CHAT, "chat")
+    assert (accepted.route, accepted.operation, accepted.attached) == (CHAT, "chat", True)
     end = world.end
     assert (end.request_id, end.reason, end.status) == ("abc", EndReason.EOS, 200)
     assert end.bytes_sent == 18

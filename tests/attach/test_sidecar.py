@@ -231,6 +231,23 @@ def test_the_command_outlives_the_sidecar_and_gets_the_signals(tmp_path: Path) -
     assert both.stop() == 9
 
 
+def test_a_sidecar_that_starts_again_listens_where_the_command_sends(tmp_path: Path) -> None:
+    """Its port is another one, and the command has read the path of its socket once."""
+    command = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+    both = SidecarProcess(tmp_path, command=command, told=False)
+    assert both.process.stdout is not None
+    assert both.process.stderr is not None
+    assert both.process.stdout.readline() == "up\n"
+    children = Path(f"/proc/{both.process.pid}/task/{both.process.pid}/children").read_text()
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    assert "the command goes on without it" in both.process.stderr.readline()
+    again = both.process.stderr.readline()
+    both.stop()
+
+    assert "its socket is" in again
+    assert again.rpartition(" ")[2] == both.said.rpartition(" ")[2]
+
+
 def test_the_sidecar_imports_nothing_that_only_serving_needs() -> None:
     """Where vLLM is installed, its torch is its own."""
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True)

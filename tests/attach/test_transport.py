@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from service.attach.inside.outbox import Outbox
 from service.attach.inside.transport import Bounds, Listing, Sender
-from service.attach.wire import Role, SequenceName, Submitted, TurnedOff
+from service.attach.wire import Batch, Role, SequenceName, Submitted, TurnedOff
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -83,6 +84,25 @@ def test_an_idle_process_shows_that_it_runs(sidecar: Sidecar, sender: Sender) ->
     assert {batch.turn_ns for batch in engine.batches} == {42}
 
 
+def test_a_loop_that_rests_has_no_last_turn(path: Path, sidecar: Sidecar) -> None:
+    """It is asked when a message is made, as nothing tells the moment at which it came to rest."""
+    is_resting = [False]
+    sender = Sender(
+        Role.ENGINE_CORE, "vllm", "0.1", path=path, is_resting=lambda: is_resting[0], bounds=FAST
+    )
+    sender.turn_ns = 42
+    sender.append(paused(1))
+    engine = sidecar.accept()
+    engine.read_until(lambda one: any(not batch.facts for batch in one.batches[1:]))
+    assert {batch.turn_ns for batch in engine.batches} == {42}
+
+    is_resting[0] = True
+    engine.read_until(lambda one: one.batches[-1].turn_ns is None)
+    is_resting[0] = False
+    engine.read_until(lambda one: one.batches[-1].turn_ns == 42)
+    sender.close()
+
+
 def test_a_frozen_sidecar_costs_the_oldest_facts_and_their_number_is_told(
     path: Path, sidecar: Sidecar
 ) -> None:
@@ -119,7 +139,7 @@ def test_a_full_queue_refuses_and_counts(path: Path) -> None:
 
 
 def test_a_new_sidecar_hears_first_what_it_must_know(path: Path, sidecar: Sidecar) -> None:
-    """Hello, the engine's start, what was turned off, the live names, and then the list of them."""
+    """Hello, the engine's start, the live names, what was turned off, and then the list of them."""
 
     def listing() -> Listing:
         return SequencesListed(5, (7,), 9), [SequenceName(7, "cmpl-7")]
@@ -138,11 +158,40 @@ def test_a_new_sidecar_hears_first_what_it_must_know(path: Path, sidecar: Sideca
     again.close()
 
     assert second.hello.pid == os.getpid()
-    assert (second.batches[0].facts, second.batches[0].names[0].seq_id) == ([STARTED], 7)
-    off = second.messages[2]
+    assert second.batches[0].facts == [STARTED]
+    assert second.batches[1].names == [SequenceName(7, "cmpl-7")]
+    off = second.messages[3]
     assert isinstance(off, TurnedOff)
     assert (off.hook, off.reason, off.is_all) == ("add_request", "KeyError", False)
     assert second.facts.count(STARTED) == first.facts.count(STARTED) == 1
+
+
+def test_a_sidecar_hears_of_the_engine_however_many_sequences_live(path: Path) -> None:
+    """Names of clients may be long: all of them together are no message any more."""
+    names = [SequenceName(number, f"{number:0256}") for number in range(40_000)]
+    sender = Sender(
+        Role.ENGINE_CORE, "vllm", "0.1", path=path, bounds=FAST,
+        listing=lambda: (SequencesListed(5, (7,), 9), names),
+    )  # fmt: skip
+    sender.started(STARTED)
+    until_taken(sender)
+    sidecar = Sidecar(path)
+    engine = sidecar.accept()
+    engine.read_until(lambda one: any(isinstance(fact, SequencesListed) for fact in one.facts))
+    sender.close()
+    sidecar.close()
+
+    assert engine.facts[0] == STARTED
+    assert {name.seq_id for batch in engine.batches for name in batch.names} == set(range(40_000))
+
+
+def test_a_greeting_that_is_no_message_is_counted() -> None:
+    """One whose values cannot be encoded."""
+    outbox = Outbox(most_bytes=1_000)
+    outbox.greet([Batch([paused(2**80)], [SequenceName(1, "a")])])
+
+    assert outbox.is_empty
+    assert outbox.lost_facts == 2
 
 
 def test_facts_of_the_time_without_a_sidecar_are_sent_when_it_comes(

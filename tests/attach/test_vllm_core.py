@@ -3,9 +3,7 @@ tests_engines."""
 
 from __future__ import annotations
 
-import enum
 import tracemalloc
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,43 +23,8 @@ from service.attach.inside.versions import (
 from service.attach.inside.vllm_core.ends import end_reason
 from service.attach.inside.vllm_core.live import Live, committed_row, planned_row
 from service.attach.inside.vllm_core.observer import Observer
-from service.attach.inside.vllm_core.waits import Waits
-from telemetry.facts.reasons import EndReason, WaitReason
-
-
-class Status(enum.IntEnum):
-    """The names of vLLM's RequestStatus."""
-
-    WAITING = enum.auto()
-    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = enum.auto()
-    WAITING_FOR_REMOTE_KVS = enum.auto()
-    RUNNING = enum.auto()
-    PREEMPTED = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH_CAPPED = enum.auto()
-    FINISHED_ABORTED = enum.auto()
-    FINISHED_IGNORED = enum.auto()
-    FINISHED_ERROR = enum.auto()
-    FINISHED_REPETITION = enum.auto()
-
-
-def request(name: str = "a", **fields: Any) -> SimpleNamespace:
-    """One of vLLM's requests, of ten prompt tokens."""
-    known = {
-        "request_id": name,
-        "status": Status.WAITING,
-        "num_prompt_tokens": 10,
-        "num_tokens": 10,
-        "num_computed_tokens": 0,
-        "num_output_tokens": 0,
-        "num_output_placeholders": 0,
-        "num_stale_output_tokens": 0,
-        "drop_stale_output": False,
-        "max_tokens": 5,
-        "stop_reason": None,
-        "lora_request": None,
-    }
-    return SimpleNamespace(**{**known, **fields})
+from telemetry.facts.reasons import EndReason
+from tests.attach.vllm_core_world import Status, request, scheduler
 
 
 def live(one: SimpleNamespace, **fields: Any) -> Live:
@@ -145,79 +108,6 @@ def test_the_end_of_all_and_a_refused_grammar_have_reasons_of_their_own() -> Non
 
     assert end_reason(live(aborted), Status, True) is EndReason.SHUTDOWN
     assert end_reason(live(failed, awaits_grammar=True), Status, False) is EndReason.GRAMMAR_INVALID
-
-
-def scheduler(running: list[Any], waiting: list[Any], **fields: Any) -> SimpleNamespace:
-    known = {
-        "running": running,
-        "waiting": deque(waiting),
-        "kv_holding_waiting": deque(),
-        "max_num_scheduled_tokens": 8,
-        "max_num_active_reqs": 4,
-        "num_waiting_for_streaming_input": 0,
-        "pause_state": 0,
-        "lora_config": None,
-        "scheduler_config": SimpleNamespace(enable_chunked_prefill=True),
-    }
-    return SimpleNamespace(**{**known, **fields})
-
-
-def skips(world: SimpleNamespace, rows: dict[str, int], preempted: bool = False) -> list[Any]:
-    output = SimpleNamespace(
-        num_scheduled_tokens=rows, total_num_scheduled_tokens=sum(rows.values())
-    )
-    everyone = [*world.running, *world.kv_holding_waiting, *world.waiting]
-    known = {one.request_id: SimpleNamespace(seq_id=one.request_id) for one in everyone}
-    found = Waits(world, Status).skips(output, known, preempted)
-    return [(one.seq_id, one.reason) for one in found]
-
-
-def test_the_head_of_the_queue_has_the_reason_that_binds() -> None:
-    """Slots, then blocks after a preemption, then the budget, then blocks."""
-    a, b, c = (request(name) for name in "abc")
-    full = scheduler([a], [b, c], max_num_active_reqs=1)
-
-    assert skips(full, {"a": 1}) == [("b", WaitReason.SEQS)]
-    assert skips(scheduler([a], [b, c]), {"a": 1}, preempted=True) == [("b", WaitReason.KV)]
-    assert skips(scheduler([a], [b, c]), {"a": 8}) == [("b", WaitReason.BUDGET)]
-    assert skips(scheduler([a], [b, c]), {"a": 1}) == [("b", WaitReason.KV)]
-    assert skips(scheduler([a], []), {"a": 1}) == []
-
-
-def test_a_prompt_that_may_not_be_cut_waits_for_the_budget() -> None:
-    """Without chunked prefill a prompt needs all of its tokens at once."""
-    whole = SimpleNamespace(enable_chunked_prefill=False)
-    world = scheduler([request("a")], [request("b")], scheduler_config=whole)
-
-    assert skips(world, {"a": 1}) == [("b", WaitReason.BUDGET)]
-
-
-def test_those_that_others_pass_are_not_the_head() -> None:
-    """KV blocks from elsewhere are a reason of one sequence; a grammar has facts of its own."""
-    remote = request("r", status=Status.WAITING_FOR_REMOTE_KVS)
-    grammar = request("g", status=Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
-    draining = request("d", num_stale_output_tokens=1)
-    world = scheduler([], [grammar, draining, request("b")], kv_holding_waiting=deque([remote]))
-
-    assert skips(world, {"x": 8}) == [("r", WaitReason.REMOTE_KV), ("b", WaitReason.BUDGET)]
-
-
-def test_a_running_sequence_without_a_row_waits_for_budget_or_blocks() -> None:
-    """One whose last token is in a step already waits for nothing."""
-    done = request("d", num_output_placeholders=1, num_computed_tokens=14)
-    world = scheduler([request("a"), request("b"), done], [])
-
-    assert skips(world, {"a": 8}) == [("b", WaitReason.BUDGET)]
-    assert skips(world, {"a": 1}, preempted=True) == [("b", WaitReason.KV)]
-    assert skips(world, {"a": 1}) == []
-
-
-def test_a_paused_scheduler_or_a_limit_that_is_not_ours_gives_no_reason() -> None:
-    """What is not known is not said."""
-    a, b = request("a"), request("b", lora_request=object())
-
-    assert skips(scheduler([a], [request("c")], pause_state=1), {"a": 1}) == []
-    assert skips(scheduler([a], [b], lora_config=object()), {"a": 1}) == []
 
 
 def test_the_same_block_has_the_same_number_and_the_hash_is_not_in_it() -> None:

@@ -112,6 +112,16 @@ def test_an_engine_in_a_step_that_does_not_end_is_stuck() -> None:
     assert hung.kind is HangKind.STUCK
 
 
+def test_an_engine_whose_loop_rests_is_not_stuck() -> None:
+    """It is paused, or waits for its clients: it has sequences, and says no turn."""
+    world = World()
+    world.stream.turn_ns = world.now_ns
+    world.pass_ns(POLL_NS)
+    world.stream.turn_ns = None
+    world.pass_ns(3 * STUCK_NS)
+    assert world.facts() == []
+
+
 def test_a_sidecar_that_did_not_run_itself_finds_nothing_stuck() -> None:
     """It was stopped, or what it reads first has waited for it: the engine's turns are old."""
     world = World()

@@ -62,6 +62,8 @@ class Outbox:
         frame = _framed(message)
         if frame is not None:
             self._urgent.append(frame)
+        elif isinstance(message, Batch):
+            self.dropped_facts += len(message.facts) + len(message.names)
 
     def put(self, parts: Sequence[Part], turn_ns: int | None) -> None:
         """Queue a batch. If it cannot be one message, its halves: what is wrong with one fact costs

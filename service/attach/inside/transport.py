@@ -36,6 +36,7 @@ from telemetry.facts.version import installed_version
 Listing = tuple[RequestsListed | SequencesListed, list[SequenceName]]
 _REASON_CHARACTERS = 300
 _MOST_TURNED_OFF = 100
+_NAMES_A_BATCH = 4_096  # of the longest names still less than a message may be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Sender:
     `listing` gives what is live: it is sent after a connection was made and after facts were lost.
     The sending thread calls it, so it must copy what others change. Whoever keeps the list adds to
     it before the first fact of a sequence, and removes from it after the last.
+    `is_resting` says on the same thread whether the engine's loop waits and has no work.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class Sender:
         *,
         path: Path,
         listing: Callable[[], Listing] | None = None,
+        is_resting: Callable[[], bool] | None = None,
         clock: Clock | None = None,
         bounds: Bounds | None = None,
     ) -> None:
         self._who = (role, engine, engine_version, index)
         self._path, self._listing = path, listing
+        self._is_resting = is_resting or (lambda: False)
         self._clock: Clock = clock or MonotonicClock()
         self._bounds = bounds or Bounds()
         self._is_over = self._is_closing = False
@@ -102,6 +106,15 @@ class Sender:
         `is_all` nothing else is taken."""
         self._put(TurnedOff(self._clock.now_ns(), hook, reason[:_REASON_CHARACTERS], is_all))
         self._is_over = self._is_over or is_all
+
+    @property
+    def turn_ns(self) -> int | None:
+        """When the engine's loop last turned; its thread sets it. None: it has nothing to do."""
+        return None if self._is_resting() else self._turn_ns
+
+    @turn_ns.setter
+    def turn_ns(self, at_ns: int | None) -> None:
+        self._turn_ns: int | None = at_ns
 
     @property
     def queued(self) -> int:
@@ -133,7 +146,7 @@ class Sender:
 
     def _begin(self) -> None:
         """As new: at the start, and in a process that forked."""
-        self.turn_ns: int | None = None  # when the engine's loop last turned; its thread sets it
+        self._turn_ns = None
         self._queue: deque[Part | TurnedOff] = deque()
         self._refused_facts = 0
         self._outbox, self._link = Outbox(self._bounds.waiting_bytes), Link(self._path)
@@ -195,8 +208,9 @@ class Sender:
         )
         names = self._listing()[1] if self._listing is not None else []
         first: list[Fact] = [] if self._started is None else [self._started]
-        batch = Batch(first, names, [], self._outbox.lost_facts, self.turn_ns)
-        self._outbox.greet([hello, batch, *self._turned_off])
+        parts = [names[at : at + _NAMES_A_BATCH] for at in range(0, len(names), _NAMES_A_BATCH)]
+        begin = [self._batch(first, []), *(self._batch([], part) for part in parts)]
+        self._outbox.greet([hello, *begin, *self._turned_off])
 
     def _encode_queued(self) -> None:
         """A bounded number of items at a time, as encoding holds the interpreter's lock."""
@@ -215,7 +229,10 @@ class Sender:
     def _said(self, item: EngineStarted | TurnedOff) -> Message:
         if isinstance(item, TurnedOff):
             return item
-        return Batch([item], [], [], self._outbox.lost_facts, self.turn_ns)
+        return self._batch([item], [])
+
+    def _batch(self, facts: list[Fact], names: list[SequenceName]) -> Batch:
+        return Batch(facts, names, [], self._outbox.lost_facts, self.turn_ns)
 
     def _remember(self, item: EngineStarted | TurnedOff) -> bool:
         """For later connections. False: there are too many of them already."""
@@ -229,14 +246,15 @@ class Sender:
 
     def _list_if_due(self) -> None:
         """What is live, at a moment when everything that was written before has been encoded."""
-        lost_facts = self._outbox.lost_facts
-        if self._listing is None or not (self._is_list_due or lost_facts > self._told_lost):
+        has_lost = self._outbox.lost_facts > self._told_lost
+        if self._listing is None or not (self._is_list_due or has_lost):
             return
         fact, names = self._listing()
         if self._queue:
             return  # in the next turn
         self._outbox.put([*names, fact], self.turn_ns)
-        self._is_list_due, self._told_lost = False, lost_facts
+        self._is_list_due = False
+        self._told_lost = self._outbox.lost_facts  # what had to make room for the list is in it
 
     def _beat_if_due(self) -> None:
         """An empty batch if there was time for others and none was sent."""

@@ -105,5 +105,12 @@ class CoreRequests:
 
 
 def _request_id(name: str | None, seq_id: int) -> str:
-    """The engine's name, as far as it can be a request id; names are unique among live ones."""
-    return _NOT_IN_IDS.sub("-", name or "")[:_ID_CHARACTERS] or f"sequence-{seq_id}"
+    """The engine's name, as far as it can be a request id; names are unique among live ones. A long
+    one keeps its beginning, and a digest tells it from others that begin alike."""
+    if not name:
+        return f"sequence-{seq_id}"
+    text = _NOT_IN_IDS.sub("-", name)
+    if len(text) <= _ID_CHARACTERS:
+        return text
+    digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"{text[: _ID_CHARACTERS - len(digest) - 1]}-{digest}"

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from service.attach.sidecar.core_requests import CoreRequests
-from service.attach.sidecar.joining import Joining
+from service.attach.sidecar.front_requests import FrontRequests, OfRequest
+from service.attach.sidecar.joining import Joined, Joining
 from service.attach.sidecar.renumbering import largest_seq_id, renumbered
 from service.attach.sidecar.streams import Counts, Stream
 from service.attach.wire import Batch
@@ -38,7 +39,10 @@ from telemetry.facts.records import (
     FactsLost,
     RequestAccepted,
     RequestEnded,
+    RequestParsed,
     RequestsListed,
+    RequestTokenized,
+    SequenceSubmitted,
     fact_ns,
 )
 from telemetry.requests.assumed_end import assumed_end
@@ -82,7 +86,7 @@ class Hub:
         self._lane, self._counts, self._is_front = lane, counts, is_front
         self._joining = Joining()
         self._core_requests = CoreRequests()
-        self._requests: dict[str, object] = {}  # live in a front end, and which
+        self._requests = FrontRequests()
         self._heap: list[Waiting] = []
         self._number = 0
         self._engine: _Engine | None = None
@@ -98,13 +102,13 @@ class Hub:
     @property
     def is_busy(self) -> bool:
         """Whether a request is being served."""
-        return bool(self.sequences or self._requests)
+        return bool(self.sequences or self._requests.live)
 
     @property
     def open(self) -> int:
         """Sequences in the engine's core; of a core that has told of none, requests of the front
         ends: they may wait for it."""
-        return len(self.sequences) or len(self._requests)
+        return len(self.sequences) or len(self._requests.live)
 
     # What the connections bring
 
@@ -120,10 +124,10 @@ class Hub:
             return
         self.put(batch.facts, stream.who)
         for one in batch.submitted:
-            fact = self._joining.submitted(one)
-            if fact is not None and fact.seq_id in self._core_requests.live:
+            joined = self._joining.submitted(one, stream.who)
+            if joined is not None and joined.fact.seq_id in self._core_requests.live:
                 continue  # too late: its sequence has a request already, which was counted
-            self._put_joined(fact)
+            self._put_joined(joined)
 
     def put(self, facts: Iterable[Fact], who: object = None) -> None:
         """Facts that wait for their turn."""
@@ -172,11 +176,11 @@ class Hub:
         """With the pid that the process has on this host."""
         return fact if stream.pid is None else replace(fact, pid=stream.pid)
 
-    def _put_joined(self, fact: Fact | None) -> None:
-        if fact is not None:
+    def _put_joined(self, joined: Joined | None) -> None:
+        if joined is not None:
             self._counts.joined += 1
             self._waits_for_joins = self._waits_for_names = True
-            self.put((fact,))
+            self.put((joined.fact,), joined.who)
 
     # What has been lost
 
@@ -203,7 +207,7 @@ class Hub:
         while self._heap:
             at_ns, _, fact, who = self._heap[0]
             is_full = len(self._heap) > MOST_WAITING
-            if not is_full and (at_ns > now_ns - WINDOW_NS or self._must_wait(fact, now_ns)):
+            if not is_full and (at_ns > now_ns - WINDOW_NS or self._must_wait(fact, who, now_ns)):
                 return
             heapq.heappop(self._heap)
             self._release(fact, who)
@@ -214,12 +218,12 @@ class Hub:
             _, _, fact, who = heapq.heappop(self._heap)
             self._release(fact, who)
 
-    def _must_wait(self, fact: Fact | _FrontEndGone, now_ns: int) -> bool:
+    def _must_wait(self, fact: Fact | _FrontEndGone, who: object, now_ns: int) -> bool:
         """For a request of the front end, or a name of the core's, that may yet come."""
         if isinstance(fact, RequestEnded):
             if not self._waits_for_names or self.has_other_cores:
                 return False
-            return now_ns - fact.at_ns < JOIN_NS and self._is_unnamed(fact)
+            return now_ns - fact.at_ns < JOIN_NS and self._is_unnamed(fact.request_id, who)
         if not isinstance(fact, SequenceQueued | SequenceRefused):
             return False
         if fact.seq_id in self._joining.joined or not self._waits_for_joins:
@@ -236,9 +240,9 @@ class Hub:
         ran_ns, since_ns = core.connected_ns - engine.started_ns, now_ns - core.connected_ns
         return ran_ns > JOIN_NS and since_ns < MEET_NS
 
-    def _is_unnamed(self, fact: RequestEnded) -> bool:
+    def _is_unnamed(self, request_id: str, who: object) -> bool:
         """Whether an observed core has a sequence of the request, and has not named it."""
-        return self._engine is not None and self._joining.is_unnamed(fact.request_id)
+        return self._engine is not None and self._joining.is_unnamed(request_id, who)
 
     def _release(self, fact: Fact | _FrontEndGone, who: object) -> None:
         match fact:
@@ -261,17 +265,26 @@ class Hub:
             case EngineDied():
                 self._end_sequences(fact)
             case RequestAccepted():
-                self._requests[fact.request_id] = who
-                self._append(fact)
-            case RequestEnded():
-                if self._is_unnamed(fact):
-                    self._waits_for_names = False
-                self._requests.pop(fact.request_id, None)
-                self._append(fact)
+                self._append(self._requests.accept(fact, who))
+            case RequestParsed() | RequestTokenized() | SequenceSubmitted() | RequestEnded():
+                self._request_fact(fact, who)
             case RequestsListed():
-                self._list_requests(fact, who)
+                listed = self._requests.listed(fact, who)
+                of_core = self._core_requests.live.values()
+                self._append(replace(listed, request_ids=(*listed.request_ids, *of_core)))
             case _:
                 self._append(fact)
+
+    def _request_fact(self, fact: OfRequest, who: object) -> None:
+        is_end = isinstance(fact, RequestEnded)
+        if is_end and self._is_unnamed(fact.request_id, who):
+            self._waits_for_names = False
+        known = self._requests.known(fact, who)
+        if known is None:
+            return
+        if is_end:
+            self._requests.end(known.request_id)
+        self._append(known)
 
     def _end_sequences(self, fact: EngineDied) -> None:
         """An engine that has died, if it had any."""
@@ -286,8 +299,7 @@ class Hub:
 
     def _end_requests_of(self, who: object, at_ns: int) -> None:
         reason = EndReason.ENGINE_DIED
-        for request_id in [one for one, owner in self._requests.items() if owner == who]:
-            del self._requests[request_id]
+        for request_id in self._requests.end_all(who):
             self._append(assumed_end(request_id, at_ns, reason, error_type=reason.value))
 
     def _begin_sequence(self, fact: SequenceQueued | SequenceRefused) -> None:
@@ -301,16 +313,6 @@ class Hub:
             name = self._joining.name_of(fact.seq_id)
             self._append(*self._core_requests.begin(fact, name, model))
         self._append(fact)
-
-    def _list_requests(self, fact: RequestsListed, who: object) -> None:
-        """One front end lists what it serves: with what the others serve, it is a list of all."""
-        listed = frozenset(fact.request_ids)
-        for request_id, owner in list(self._requests.items()):
-            if owner == who and request_id not in listed:
-                del self._requests[request_id]
-        others = [one for one, owner in self._requests.items() if owner != who]
-        of_core = self._core_requests.live.values()
-        self._append(RequestsListed(fact.at_ns, (*fact.request_ids, *others, *of_core)))
 
     def _append(self, *facts: Fact) -> None:
         for fact in facts:

@@ -6,11 +6,19 @@ Both sides are bounded: where one does not come, the oldest that wait are forgot
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from service.attach.wire import Submitted
 from telemetry.facts.records import SequenceSubmitted
 
 MOST_WAITING = 65_536
+
+
+class Joined(NamedTuple):
+    """A sequence has met its request, which `who` has: a front end."""
+
+    fact: SequenceSubmitted
+    who: object
 
 
 class Joining:
@@ -22,37 +30,37 @@ class Joining:
         self._most_waiting = most_waiting
         self._names: dict[str, int] = {}  # the core has named them, no request has come
         self._name_of: dict[int, str] = {}  # of the same
-        self._submitted: dict[str, Submitted] = {}  # the core has not named them
-        self._unnamed: Counter[str] = Counter()  # how many of these a request has
+        self._submitted: dict[str, tuple[Submitted, object]] = {}  # the core has not named them
+        self._unnamed: Counter[tuple[object, str]] = Counter()  # how many of these a request has
 
-    def named(self, seq_id: int, name: str) -> SequenceSubmitted | None:
+    def named(self, seq_id: int, name: str) -> Joined | None:
         """The core knows `name` as `seq_id`; it may say so again."""
         if seq_id in self.joined:
             return None
-        submitted = self._take(name)
-        if submitted is None:
+        found = self._take(name)
+        if found is None:
             self._names[name], self._name_of[seq_id] = seq_id, name
             self._bound_names()
             return None
-        return self._join(submitted, seq_id)
+        return self._join(*found, seq_id)
 
-    def submitted(self, submitted: Submitted) -> SequenceSubmitted | None:
-        """The front end has handed a sequence to the core."""
+    def submitted(self, submitted: Submitted, who: object) -> Joined | None:
+        """The front end `who` has handed a sequence to the core."""
         seq_id = self._names.pop(submitted.name, None)
         if seq_id is not None:
             self._name_of.pop(seq_id, None)
-            return self._join(submitted, seq_id)
+            return self._join(submitted, who, seq_id)
         self._take(submitted.name)
-        self._submitted[submitted.name] = submitted
-        self._unnamed[submitted.request_id] += 1
+        self._submitted[submitted.name] = submitted, who
+        self._unnamed[who, submitted.request_id] += 1
         if len(self._submitted) > self._most_waiting:
             self._take(next(iter(self._submitted)))
             self.dropped += 1
         return None
 
-    def is_unnamed(self, request_id: str) -> bool:
-        """Whether the core has not named all sequences of a request yet."""
-        return request_id in self._unnamed
+    def is_unnamed(self, request_id: str, who: object) -> bool:
+        """Whether the core has not named all sequences of a request of `who` yet."""
+        return (who, request_id) in self._unnamed
 
     def name_of(self, seq_id: int) -> str | None:
         """The name of a sequence that no request owns (yet)."""
@@ -65,18 +73,21 @@ class Joining:
         if name is not None and self._names.get(name) == seq_id:
             del self._names[name]
 
-    def _take(self, name: str) -> Submitted | None:
+    def _take(self, name: str) -> tuple[Submitted, object] | None:
         """What waits for this name does not wait any more."""
         found = self._submitted.pop(name, None)
         if found is not None:
-            self._unnamed[found.request_id] -= 1
-            if not self._unnamed[found.request_id]:
-                del self._unnamed[found.request_id]
+            submitted, who = found
+            request = who, submitted.request_id
+            self._unnamed[request] -= 1
+            if not self._unnamed[request]:
+                del self._unnamed[request]
         return found
 
-    def _join(self, submitted: Submitted, seq_id: int) -> SequenceSubmitted:
+    def _join(self, submitted: Submitted, who: object, seq_id: int) -> Joined:
         self.joined.add(seq_id)
-        return SequenceSubmitted(submitted.request_id, submitted.at_ns, seq_id, submitted.choice)
+        request_id, at_ns, choice = submitted.request_id, submitted.at_ns, submitted.choice
+        return Joined(SequenceSubmitted(request_id, at_ns, seq_id, choice), who)
 
     def _bound_names(self) -> None:
         if len(self._names) > self._most_waiting:

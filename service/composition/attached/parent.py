@@ -1,9 +1,10 @@
 """`phasescope attach -- COMMAND`: one parent of two children, the sidecar and the command.
 
 Neither child depends on the other: the command goes on when the sidecar ends, and the sidecar is
-started again. The parent only passes signals on and waits, and ends with the command's exit code.
-The sidecar is a fork of the parent in a session of its own, so that a Ctrl-C is for the command; it
-ends when the parent's end of its pipe is closed, also after a kill of the parent.
+started again, at the same socket. The parent only passes signals on and waits, and ends with the
+command's exit code. The sidecar is a fork of the parent in a session of its own, so that a Ctrl-C
+is for the command; it ends when the parent's end of its pipe is closed, also after a kill of the
+parent.
 
 This module imports only the standard library: the parent lives as long as the command.
 """
@@ -53,6 +54,7 @@ class Parent:
     def __init__(self, sidecar: Sidecar, variable: str, say: Callable[[str], None]) -> None:
         self._sidecar, self._variable, self._say = sidecar, variable, say
         self._child: _Child | None = None
+        self._path: str | None = None  # of the first sidecar: the command knows no other
         self._retry_s = _FIRST_RETRY_S
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -126,9 +128,11 @@ class Parent:
         os.close(held)
         self._child = _Child(pid, lifeline)
         try:
-            return _read_line(ready)
+            path = _read_line(ready)
         finally:
             os.close(ready)
+        self._path = self._path or path
+        return path
 
     def _be_sidecar(self, held: int, told: int) -> None:
         """In the child: never returns."""
@@ -141,6 +145,8 @@ class Parent:
                 self._say(f"the sidecar is ready at {address}, its socket is {path}")
                 os.write(told, f"{path}\n".encode())
 
+            if self._path is not None:
+                os.environ[self._variable] = self._path
             code = self._sidecar(held, announce)
         except BaseException:
             traceback.print_exc()

@@ -89,8 +89,9 @@ NOT_OBSERVED = Metric(
     Kind.COUNTER,
     "Seconds of ended requests that nothing observes, by reason: on the way to the core of an "
     "attached engine (to_engine), on the way back (to_front_end), in a front end without the "
-    "adapter (front_end), or at an engine node whose account did not come or contradicts itself "
-    "(at_node). 0 with an engine of our own.",
+    "adapter (front_end), in an engine core that told nothing of the request (engine), or at an "
+    "engine node whose account did not come or contradicts itself (at_node). 0 with an engine of "
+    "our own.",
     ("reason",),
 )
 CLOCK_FINDINGS = Metric(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lab.simulation.attached import attached
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.host_records import HostPaused
-from telemetry.facts.reasons import HostProcess, PauseCause, Phase, WaitReason
+from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, Phase, WaitReason
 from telemetry.facts.records import UNKNOWN_ROUTE, Fact
 from telemetry.facts.step_parts import Skip
 from telemetry.host.pauses import Pause, PauseLog
 from telemetry.requests.account import NotObserved, Part, State
 from telemetry.requests.phases import RequestTimeline
+from tests.support.examples import examples
 from tests.support.worlds.facts import (
     MS,
     accepted,
@@ -49,7 +51,7 @@ def one_request(*, ended: Fact | None = None) -> RequestTimeline:
     return timeline
 
 
-@settings(max_examples=12, deadline=None)
+@examples(4, 12)
 @given(WORLDS, st.booleans())
 def test_parts_of_any_attached_run_sum_to_the_time_of_each_request(
     world: tuple[str, int], core_only: bool
@@ -67,7 +69,7 @@ def test_parts_of_any_attached_run_sum_to_the_time_of_each_request(
         assert timeline.account.is_core_only == core_only
 
 
-@settings(max_examples=6, deadline=None)
+@examples(2, 6)
 @given(WORLDS)
 @example(("chaos", 575))  # a client that does not read is the last to be waited for
 def test_the_engine_time_is_that_of_the_same_run_observed_whole(world: tuple[str, int]) -> None:
@@ -152,6 +154,47 @@ def test_a_request_that_only_the_core_knows_has_no_time_of_a_front_end() -> None
         Phase.QUEUE, Phase.PREFILL, Phase.DECODE, Phase.DETOKENIZE,
     ]  # fmt: skip
     assert not timeline.truncated
+
+
+def unjoined(ended: Fact, *, attached: bool = True) -> RequestTimeline:
+    """Tokenized at 2 ms, and nothing is known of a sequence."""
+    facts: list[Fact] = [
+        accepted(at=0, attached=attached), parsed(at=1), tokenized(at=2), ended,
+    ]  # fmt: skip
+    (timeline,), _ = run_fold(facts)
+    return timeline
+
+
+def test_a_request_of_which_no_core_has_told_is_not_observed_in_the_engine() -> None:
+    """Its front end has seen it from its tokens to its last one, and that it was delivered."""
+    timeline = unjoined(request_ended(at=10_000, received_ns=9_990 * MS))
+    assert timeline.account is not None
+    ledger = timeline.account.ledger
+
+    assert ledger.by_not_observed() == {NotObserved.ENGINE.value: 9_988 * MS}
+    assert ledger.by_part()[Part.DISPATCH] == 0
+    assert ledger.by_part()[Part.DETOKENIZE] == ledger.by_part()[Part.SEND] == 5 * MS
+    assert ledger.residue_ns == 0
+
+
+def test_a_client_that_leaves_such_a_request_ends_it_in_the_engine() -> None:
+    timeline = unjoined(request_ended(at=50, reason=EndReason.DISCONNECT, received_ns=30 * MS))
+    assert timeline.account is not None
+    assert timeline.account.ledger.by_not_observed() == {NotObserved.ENGINE.value: 48 * MS}
+    assert timeline.account.ledger.residue_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("attached", "reason"),
+    [(True, EndReason.QUEUE_FULL), (False, EndReason.MAX_TOKENS), (False, EndReason.DISCONNECT)],
+)
+def test_a_request_that_was_refused_or_is_our_own_was_not_in_another_engine(
+    attached: bool, reason: EndReason
+) -> None:
+    timeline = unjoined(request_ended(at=50, reason=reason), attached=attached)
+    assert timeline.account is not None
+    assert timeline.account.ledger.not_observed_ns == 0
+    assert timeline.account.ledger.by_part()[Part.DISPATCH] == 48 * MS
 
 
 def test_a_sequence_whose_blocks_come_from_elsewhere_waits_for_itself_alone() -> None:

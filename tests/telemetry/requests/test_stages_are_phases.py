@@ -13,7 +13,7 @@ from diagnosis.detection.counts import BUCKET_NS, Stage
 from diagnosis.root_cause.counterfactual import timelines_of
 from lab.twins.registry import TWINS
 from telemetry.facts.reasons import Phase
-from telemetry.facts.records import Fact, RequestEnded, fact_ns
+from telemetry.facts.records import Fact, RequestAccepted, RequestEnded, SequenceSubmitted, fact_ns
 from telemetry.requests.phases import RequestTimeline
 from tests.support.worlds.facts import (
     MS,
@@ -108,3 +108,30 @@ def test_a_request_spends_as_long_in_each_stage_as_in_its_phases(
 ) -> None:
     facts = whole(twin(name, mechanism or TWINS[name][0]).facts)
     assert by_phase(timelines_of(facts)) == by_stage(facts)
+
+
+def of_an_attached_engine(facts: list[Fact], submitted_ms: int) -> list[Fact]:
+    """With the sequences submitted later."""
+    found: list[Fact] = []
+    for fact in facts:
+        if isinstance(fact, RequestAccepted):
+            fact = replace(fact, attached=True)
+        elif isinstance(fact, SequenceSubmitted):
+            fact = replace(fact, at_ns=submitted_ms * MS)
+        found.append(fact)
+    return found
+
+
+def test_a_request_of_an_attached_engine_has_its_stages_when_its_core_has_told_of_it() -> None:
+    """It has been in the queue since it was tokenized."""
+    facts = of_an_attached_engine(two_choices(), 4)
+    assert by_phase(timelines_of(facts)) == by_stage(facts)
+
+
+def test_a_request_of_which_no_core_has_told_is_in_no_stage_after_its_tokens() -> None:
+    """It may have streamed all the time, from a core that is not observed."""
+    begun: list[Fact] = [accepted(attached=True), parsed(), tokenized()]
+    live = by_stage([*begun, queued(9, at=9_000)])
+    ended = by_stage([*begun, request_ended(at=9_000)])
+
+    assert live == ended == dict.fromkeys(Stage, 0) | {Stage.INGEST: 2 * MS}

@@ -31,7 +31,7 @@ from telemetry.stats.window_fold import WindowFold
 from telemetry.traces.spans import SpanBuilder
 from tests.support.worlds.facts import accepted, parsed, request_ended, submitted, tokenized
 from tests.support.worlds.ledger_world import run_fold, world_facts
-from tests.telemetry.requests.test_attached_ledger import MS, one_request
+from tests.telemetry.requests.test_attached_ledger import MS, one_request, unjoined
 
 
 def coverage_of(timelines: list[RequestTimeline]) -> Coverage:
@@ -125,3 +125,16 @@ def test_what_is_not_observed_is_a_span_in_its_phase() -> None:
         if span.name == "not_observed" and span.parent and span.attributes
     ]
     assert found == [("queue", "to_engine", 2 * MS), ("detokenize", "to_front_end", 30 * MS)]
+
+
+def test_a_request_of_which_no_core_has_told_says_so_in_explain_and_in_its_spans() -> None:
+    """Nothing is claimed of the engine core's time."""
+    timeline = unjoined(request_ended(at=42, received_ns=40 * MS))
+    builder = SpanBuilder(Resource({}), iter(f"{n:016x}" for n in range(1, 99)).__next__)
+    spans = builder.build(timeline, WallAnchor(0, 0))
+    (unseen,) = (span for span in spans if span.name == "not_observed")
+
+    assert "all other time is exact; 90.5 % of this request was not observed" in explained(timeline)
+    assert dict(unseen.attributes or {}) == {"phasescope.reason": "engine"}
+    assert (unseen.start_time, unseen.end_time) == (2 * MS, 40 * MS)
+    assert coverage_of([timeline]).not_observed_ns["engine"] == 38 * MS

@@ -104,6 +104,7 @@ class Front:
             tenant=_label(headers, b"x-tenant"),
             slo_class=_label(headers, b"x-slo-class"),
             read_ns=at_ns,
+            attached=True,
         )
         self._live[request.request_id] = request  # before its first fact, see `Sender`
         self.sink.append(accepted)

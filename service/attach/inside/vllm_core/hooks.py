@@ -31,7 +31,7 @@ class Hooks:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         begin_ns = watch.now_ns()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        watch.planned(begin_ns, output)
+        watch.planned(begin_ns, output, args, kwargs)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

@@ -63,20 +63,17 @@ class Flight:
 
 
 def planned_row(live: Live, tokens: int) -> PlannedRow:
-    """The next `tokens` of a sequence, which vLLM counts as computed from the plan on."""
-    end = live.request.num_computed_tokens
+    """The next `tokens` of a sequence, which vLLM counts as computed from the plan on. What its
+    client adds to a streaming session is prompt too."""
+    request, prefill = live.request, live.prefill_tokens
+    if request.num_prompt_tokens > prefill:
+        prefill = request.num_prompt_tokens
+    end = request.num_computed_tokens
     context = end - tokens
-    if context >= live.prefill_tokens and context >= live.computed_tokens:
+    if context >= prefill and context >= live.computed_tokens:
         return live, False, tokens, context, 0, True
     recompute = max(0, min(end, live.computed_tokens) - context)
-    return (
-        live,
-        context < live.prefill_tokens,
-        tokens,
-        context,
-        recompute,
-        end >= live.prefill_tokens,
-    )
+    return live, context < prefill, tokens, context, recompute, end >= prefill
 
 
 def committed_row(row: PlannedRow, sampled: Mapping[str, int]) -> Row:

@@ -1,9 +1,10 @@
 """Makes facts of what vLLM's scheduler did. One object an engine core; its methods raise nothing.
 
 A step is an output of `schedule` with at least one token, from the moment `schedule` was entered
-until `update_from_output` returned. With asynchronous scheduling two steps overlap. All methods run
-on the engine's loop, but `received` (the thread that receives), `compiled` (a thread that compiles)
-and `listing` (the thread that sends).
+until `update_from_output` returned; or one that says who waits for KV blocks from elsewhere, where
+these are others than before. With asynchronous scheduling two steps overlap. All methods run on the
+engine's loop, but `received` (the thread that receives), `compiled` (a thread that compiles),
+`listing` and `is_resting` (the thread that sends).
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Observer:
             index_of(scheduler),
             path=path,
             listing=self.listing,
+            is_resting=self.is_resting,
         )
 
     @classmethod
@@ -109,6 +111,14 @@ class Observer:
         fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
         return fact, [SequenceName(one.seq_id, sent_name(one.key)) for one in live]
 
+    def is_resting(self) -> bool:
+        """Whether the loop waits although sequences are live: the engine is paused, or they are
+        sessions whose clients have to say more. For the thread that sends."""
+        try:
+            return not self._flights and not self._scheduler.has_unfinished_requests()
+        except Exception:
+            return False
+
     def close(self) -> None:
         """The engine shuts down: what waits is sent."""
         self.is_on = False
@@ -132,8 +142,8 @@ class Observer:
         request = _first(args, named, "request")
         key = request.request_id
         received_ns = self._received.pop(key, None)
-        if key in self._live:
-            return  # more input for a session that goes on
+        if key in self._live or self._scheduler.requests.get(key) is not request:
+            return  # more input for a session that goes on, or the end of its input
         constrained = request.status == self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         blocks = self._prompt_blocks(request)
         tokens, seq_id = request.num_prompt_tokens, self._last_seq_id + 1
@@ -150,12 +160,14 @@ class Observer:
         self._sender.turn_ns = at_ns
 
     @guarded("schedule")
-    def planned(self, begin_ns: int, output: Any) -> None:
+    def planned(self, begin_ns: int, output: Any, args: Arguments, named: Named) -> None:
         planned_ns = self.now_ns()
         self._sender.turn_ns = planned_ns if self._live else None
         if self._compiling:
             self._note_compiled(begin_ns)
-        if not output.total_num_scheduled_tokens:
+        if not output.total_num_scheduled_tokens and not self._waits.has_news(self._live):
+            if not self._flights:
+                self._write_idle(planned_ns)  # until a load has come, or a grammar
             return
         rows = []
         for key, tokens in output.num_scheduled_tokens.items():
@@ -166,6 +178,9 @@ class Observer:
                 self._admit(live, begin_ns, tokens)
             rows.append(planned_row(live, tokens))
         preempted = tuple(self._preempted)
+        is_throttled = bool(args[0] if args else named.get("throttle_prefills"))
+        skips = self._waits.skips(output, self._live, bool(preempted), is_throttled)
+        self._is_idle = False
         self._flights.append(
             Flight(
                 output,
@@ -173,7 +188,7 @@ class Observer:
                 begin_ns,
                 planned_ns,
                 rows,
-                self._waits.skips(output, self._live, bool(preempted)),
+                skips,
                 preempted,
                 self._scheduler.max_num_scheduled_tokens,
             )
@@ -315,11 +330,15 @@ class Observer:
             )
         )
         self._live.pop(key, None)
+        self._is_idle = False
 
     def _note_idle(self, at_ns: int) -> None:
         if self._live or self._flights:
             return
         self._sender.turn_ns = None
+        self._write_idle(at_ns)
+
+    def _write_idle(self, at_ns: int) -> None:
         if not self._is_idle:
             self._is_idle = True
             self._sender.append(engine_idled(self._scheduler, at_ns))

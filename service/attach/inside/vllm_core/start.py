@@ -38,6 +38,7 @@ _SETTINGS = {
         "enable_prefix_caching",
         "prefix_caching_hash_algo",
         "num_gpu_blocks",
+        "kv_cache_size_tokens",
         "num_gpu_blocks_override",
         "kv_cache_memory_bytes",
         "kv_offloading_size",
