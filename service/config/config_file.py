@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.config.setting import ConfigError
-from service.config.tree import all_settings, attach_settings
+from service.config.tree import all_settings, attach_settings, node_settings
 
 _ALIKE = 0.7  # difflib's ratio from which two keys may be the same one
 
@@ -24,7 +24,8 @@ def read_config_file(path: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where} {path}: not TOML: {error}") from error
-    settings = {**attach_settings(), **all_settings()}  # one file may be for both commands
+    # one file may be for all commands
+    settings = {**attach_settings(), **node_settings(), **all_settings()}
     found: dict[str, Any] = {}
     for key, value in stated.items():
         if key not in settings:

@@ -69,7 +69,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         setting(
             "--request-timeout",
             Group.HTTP,
-            "longest time from arrival to end of a request",
+            "longest time from arrival to end of a request; its own timeout may only be shorter",
             unit=Unit.SECONDS,
             metavar="SECONDS",
             unset="no limit",

@@ -19,10 +19,9 @@ from starlette.types import ASGIApp
 
 from service.gateway.http.acceptor import Acceptor, OpenConnections
 from service.gateway.http.arrival import StampedProtocol
-from service.gateway.server_state import ServerState
+from service.gateway.server_state import LAST_RESPONSES_S, ServerState
 from telemetry.facts.reasons import EndReason
 
-_LAST_RESPONSES_S = 5
 _POLL_S = 0.02
 
 
@@ -117,7 +116,7 @@ def http_server(app: ASGIApp, state: ServerState, listener: socket.socket) -> uv
             timeout_keep_alive=limits.keep_alive_timeout_s,  # type: ignore[arg-type]
             ssl_certfile=limits.ssl_certfile,
             ssl_keyfile=limits.ssl_keyfile,
-            timeout_graceful_shutdown=_LAST_RESPONSES_S,
+            timeout_graceful_shutdown=LAST_RESPONSES_S,
         ),
         listener,
         OpenConnections(limits, state.connections, gateway.slow_client_timeout_s),
@@ -135,11 +134,19 @@ async def _drain(state: ServerState, stop: asyncio.Event, skip_grace: asyncio.Ev
     state.drain.begin()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(state.config.drain_timeout_s):
-            while state.handlers and not skip_grace.is_set():
+            while not skip_grace.is_set() and await _any_is_live(state):
                 await asyncio.sleep(_POLL_S)
+    await state.drain.settle()
     for handler in list(state.handlers.values()):
         handler.interrupt(EndReason.SHUTDOWN)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_RESPONSES_S):
+        async with asyncio.timeout(LAST_RESPONSES_S):
             while state.handlers:
                 await asyncio.sleep(_POLL_S)
+
+
+async def _any_is_live(state: ServerState) -> bool:
+    """Where none is known, one may have just been taken by another process."""
+    if not state.handlers:
+        await state.drain.settle()
+    return bool(state.handlers)

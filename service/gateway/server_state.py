@@ -4,7 +4,7 @@ observes an engine that others run. Passed in, never global.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from telemetry.metrics.connections import ConnectionCounts
 from telemetry.requests.timings import RequestTimings
 from telemetry.stats.window import Snapshot
 from telemetry.traces.sampling import TracingMode
+
+LAST_RESPONSES_S = 5
+"""How long clients may take to read the last responses when the server stops."""
 
 
 @dataclass(slots=True)
@@ -170,13 +173,18 @@ class LiveRequest(Protocol):
         ...
 
 
+async def _settled() -> None:
+    """This process alone has requests."""
+
+
 @dataclass(slots=True)
 class Drain:
     """`active` is set when the server is told to stop; new requests are refused then. `on_begin` is
-    called when it is."""
+    called when it is. `settle` waits until the live requests of all processes are known here."""
 
     active: bool = False
     on_begin: Callable[[], None] = lambda: None
+    settle: Callable[[], Awaitable[object]] = _settled
 
     def begin(self) -> None:
         self.active = True

@@ -20,7 +20,7 @@ from service.config.resolve import Resolution, Source, resolve
 from service.config.setting import ConfigError, Group, Setting
 from service.config.settings import ModelKind, ModelRef, RecorderConfig, ServeConfig
 from service.config.sizes import format_bytes, parse_bytes
-from service.config.tree import all_settings, attach_settings
+from service.config.tree import all_settings, attach_settings, node_settings
 
 SETTINGS = list(all_settings().values())
 NUMBERS = [one for one in SETTINGS if one.kind in (int, float)]
@@ -194,6 +194,15 @@ def test_the_file_wins_over_the_hardware_s_default(tmp_path: Path) -> None:
 
     assert (found["max_num_seqs"], found["max_auto_tokens"]) == (100, 8192)
     assert found.settings["max_auto_tokens"].source is Source.HARDWARE
+
+
+def test_one_file_can_be_for_all_commands(tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text('listen = "127.0.0.1:9100"\nkey_file = "fleet.key"\nrole = "prefill"\n')
+    flags = {"config": str(path)}
+    node = resolve(flags, {}, known=node_settings())
+    assert (node["listen"], node["role"]) == ("127.0.0.1:9100", "prefill")
+    assert "listen" not in resolve(flags, {}).settings
 
 
 def test_an_environment_variable_can_name_the_config_file(tmp_path: Path) -> None:

@@ -15,9 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
+from dashboards.monitor.client import Unreachable
+from dashboards.source import journal_of
 from service.cli.main import main
+from telemetry.facts.engine_records import EngineStarted
 from tests.support.servers.raw_http import RawClient, code_of, request
 from tests.support.servers.server import Server, eventually, free_port, spawn
+from tests.support.servers.tls import self_signed
 
 PAGE = "http://page.example"
 KEYED = {"authorization": "Bearer secret"}
@@ -37,9 +41,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With keys, and a page that may call it."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("urgent key-u -5\nplain key-p\n")
-    flags = ("--tenant-keys", str(keys), "--api-key", "secret", "--debug-key", "inside")
+    flags = ("--tenant-keys", str(keys), "--api-key", "secret")
     pages = ("--cors-origins", "https://ui.example", "--allowed-hosts", "llm.example")
-    with Server("--model", "dummy:tiny", *flags, *pages) as running:
+    env = {"PHASESCOPE_DEBUG_KEY": "inside"}
+    with Server("--model", "dummy:tiny", *flags, *pages, env=env) as running:
         yield running
 
 
@@ -147,6 +152,31 @@ def test_no_host_header_makes_an_unknown_route_an_internal_error(local: Server, 
     assert "Traceback" not in local.log()
 
 
+def test_the_api_and_the_debug_routes_have_separate_keys(guarded: Server) -> None:
+    """Two keys for two groups of routes; health and readiness are open."""
+    refused = (
+        guarded.completion(max_tokens=1),
+        guarded.client.get("/metrics"),
+        guarded.client.get("/debug/snapshot", headers=KEYED),
+    )
+    for answer in refused:
+        assert answer.status_code == 401, answer.text
+        assert answer.headers["x-request-id"]
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert answer.json()["error"]["message"]
+    assert guarded.client.post("/v1/completions", json=ASK, headers=KEYED).status_code == 200
+    assert guarded.client.get("/metrics", headers=DEBUG).status_code == 200
+    assert guarded.client.get("/health").status_code == 200
+
+
+def test_the_debug_key_guards_the_recorder(guarded: Server) -> None:
+    assert guarded.client.post("/debug/dump").status_code == 401
+    with pytest.raises(Unreachable, match="give --debug-key"), journal_of(guarded.url):
+        pass
+    with journal_of(guarded.url, "inside") as journal:
+        assert any(isinstance(fact, EngineStarted) for fact in journal.facts())
+
+
 def test_a_page_whose_origin_is_allowed_may_call_and_read(guarded: Server) -> None:
     page = {"origin": "https://ui.example"}
     asks = {**page, "access-control-request-method": "POST"}
@@ -213,12 +243,7 @@ def test_a_client_without_a_key_gets_the_best_priority_that_the_operator_gives(
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Self-signed, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {cert}"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
-    return cert, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def ended_well(process: subprocess.Popen[bytes]) -> None:

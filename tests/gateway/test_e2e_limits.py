@@ -17,6 +17,7 @@ import pytest
 
 from dashboards.source import journal_of
 from diagnosis.root_cause.whatif import identities_of
+from service.cli.main import main
 from telemetry.facts.engine_records import LimitsSet, SequenceAdmitted
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server, eventually
@@ -218,12 +219,21 @@ def test_the_command_shows_and_changes(server: Server) -> None:
     ],
 )
 def test_a_wrong_command_is_one_line_with_what_to_do(
-    server: Server, words: list[str], code: int, line: str
+    server: Server,
+    words: list[str],
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = said(server, *words)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.setenv("PHASESCOPE_DEBUG_KEY", "inside")
+
+    assert main(["limits", server.url, *words]) == code
+
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert line in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_an_engine_that_does_not_answer_is_no_success_and_may_still_obey(server: Server) -> None:

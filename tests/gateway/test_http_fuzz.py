@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.fuzz.http import Answers, Case, HealthWatch, Leave, fuzz, settled, throw
+from tests.support.examples import ALL
 from tests.support.servers.server import Server
 
-CASES = 150
+CASES = 150 if ALL else 80
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.sampled
 def test_any_bytes_get_an_http_response_or_a_close_and_leave_no_state(server: Server) -> None:
     statuses: Counter[int] = Counter()
     with HealthWatch(server.port) as watch:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from service.gateway.errors import ApiError, internal
 from service.gateway.generation.choice import Choice, Delta
 from service.gateway.generation.delivery import Delivery
 from service.gateway.generation.request_recorder import RequestRecorder
@@ -70,3 +71,22 @@ def test_a_write_that_cannot_be_finished_is_finished_later_and_in_order() -> Non
         return [message["body"] for message in server.sent], calls
 
     assert asyncio.run(scenario()) == ([b"one", b"two", b"three"], [True, False])
+
+
+def test_an_error_whose_own_event_cannot_be_written_is_told_as_its_body() -> None:
+    """No stream breaks off without a word."""
+
+    def broken(error: ApiError) -> bytes:
+        raise RecursionError
+
+    async def scenario() -> list[Message]:
+        server = SlowServer()
+        recorder = RequestRecorder(Lane(), ManualClock(), "r")
+        delivery = Delivery(server.send, recorder, list[bool]().append)
+        delivery.failed = broken
+        await delivery.begin_stream(typed=False, waiting_before=None)
+        await delivery.send_error(internal())
+        return server.sent
+
+    last = asyncio.run(scenario())[-1]
+    assert (last["body"], last["more_body"]) == (b"data: " + internal().body() + b"\n\n", False)

@@ -18,6 +18,7 @@ from service.text.chat_template import TemplateError, render_chat
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer, load_tokenizer
+from tests.support.examples import examples
 
 BYTES = dummy_tokenizer("tiny")
 TEXTS = [
@@ -139,7 +140,7 @@ def test_any_bytes_detokenize_to_the_same_text_as_all_at_once(data: bytes) -> No
     assert text == data.decode("utf-8", errors="replace")
 
 
-@settings(max_examples=400, deadline=None)
+@examples(133, 400)
 @given(
     text=st.text(alphabet="ab|<>", max_size=40),
     stops=st.lists(st.text(alphabet="ab|<>", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -169,11 +170,60 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
         assert out == text
 
 
-def test_a_sentencepiece_gguf_tokenizes_by_score(tmp_path: Path) -> None:
-    """The llama kind: spaces are U+2581, unknown characters fall back to bytes."""
+@settings(max_examples=400, deadline=None)
+@given(
+    text=st.text(alphabet="ab", max_size=40),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=9), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 7), min_size=40, max_size=40),
+)
+def test_just_the_longest_beginning_of_a_stop_string_is_held_back(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    """As it is defined: all that is held is searched again with each piece."""
+    scanner, held, at = StopScanner(stops), "", 0
+    beginnings = {stop[:length] for stop in stops for length in range(len(stop))}
+    for size in cuts:
+        piece = text[at : at + size]
+        held, at = held + piece, at + size
+        hits = [(held.find(stop), len(stop)) for stop in stops if stop in held]
+        keep = max(len(beginning) for beginning in beginnings if held.endswith(beginning))
+        cut = min(hits)[0] if hits else len(held) - keep
+
+        assert scanner.push(piece) == (held[:cut], bool(hits))
+        if hits:
+            return
+        held = held[cut:]
+    assert scanner.finish() == held
+
+
+class CountedReads(str):
+    """A text that counts how often its characters are looked at."""
+
+    reads = 0
+
+    def __getitem__(self, key: Any) -> str:
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_a_character_of_the_text_is_compared_with_a_stop_string_twice_at_most_on_average() -> None:
+    """Whatever a client makes a stop string and a text of: all requests wait for it."""
+    words = ("a" * 1023 + "b", "a" * 512 + "b" * 512, "ab" * 512, "b" * 1024, "aab" * 300)
+    stops, tokens = [CountedReads(word) for word in words], 4000
+    scanner = StopScanner(stops)
+    for _ in range(tokens):
+        scanner.push("a")
+
+    for stop in stops:
+        assert stop.reads <= 2 * (tokens + len(stop)), stop[:8]
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Of a GGUF file of the llama kind: spaces are U+2581."""
     import gguf
 
-    path = tmp_path / "spm.gguf"
+    path = tmp_path_factory.mktemp("spaced") / "spm.gguf"
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [2, 3, 3, *[6] * 256]
     scores = [0.0] * len(pieces)
@@ -191,13 +241,29 @@ def test_a_sentencepiece_gguf_tokenizes_by_score(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    tokenizer = load_tokenizer(ModelRef(kind=ModelKind.GGUF, path=str(path), name="spm"))
+    return load_tokenizer(ModelRef(kind=ModelKind.GGUF, path=str(path), name="spm"))
 
-    ids = tokenizer.encode("hi hi é")
+
+def test_a_sentencepiece_gguf_tokenizes_by_score(spaced: Tokenizer) -> None:
+    """Unknown characters fall back to bytes."""
+    ids = spaced.encode("hi hi é")
+
     assert ids[0] == 1
-    assert [pieces[i] for i in ids[1:3]] == ["\u2581hi", "\u2581hi"]
-    assert tokenizer.decode(ids) == "hi hi é"
-    assert tokenizer.eos_token_ids == (2,)
+    assert [spaced.token_string(i) for i in ids[1:3]] == ["\u2581hi", "\u2581hi"]
+    assert spaced.decode(ids) == "hi hi é"
+    assert spaced.eos_token_ids == (2,)
+
+
+def test_what_continues_a_text_keeps_the_space_that_it_begins_with(spaced: Tokenizer) -> None:
+    """A text of its own begins without."""
+    prompt, output = spaced.encode("hi"), spaced.encode("hi hi", add_special=False)
+
+    def text(continues: bool) -> str:
+        detokenizer = Detokenizer(spaced, continues=continues)
+        return "".join(map(detokenizer.push, output)) + detokenizer.finish()
+
+    assert spaced.decode(prompt) + text(continues=True) == spaced.decode([*prompt, *output])
+    assert (text(continues=True), text(continues=False)) == (" hi hi", "hi hi")
 
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:

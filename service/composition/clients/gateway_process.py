@@ -54,13 +54,14 @@ def run_gateway_process(
     raise_descriptor_limit()
     link = Link(connection)
     try:
-        launch = _launch(link, connection)
+        launch, early = _launch(link, connection)
     except LinkClosed:
         return 0
     set_up_logging("json" if launch.log_format == "json" else "text", print_line)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_GatewayProcess(launch, link, SharedCount(count_fd)).run(listener))
+            process = _GatewayProcess(launch, link, SharedCount(count_fd))
+            runner.run(process.run(listener, early))
     except ConfigError as error:
         link.block()
         link.send(messages.packed(messages.GatewayFailed(str(error))))
@@ -68,15 +69,16 @@ def run_gateway_process(
     return 0
 
 
-def _launch(link: Link, connection: socket.socket) -> messages.LaunchGateway:
-    """The first message. Raises LinkClosed."""
+def _launch(link: Link, connection: socket.socket) -> tuple[messages.LaunchGateway, list[bytes]]:
+    """The first message, and those that came with it. Raises LinkClosed."""
     connection.setblocking(True)
     while not (found := link.receive()):
         pass
     connection.setblocking(False)
-    message = messages.to_process_decoder.decode(found[0])
+    first, *early = found
+    message = messages.to_process_decoder.decode(first)
     assert isinstance(message, messages.LaunchGateway), message
-    return message
+    return message, early
 
 
 class _GatewayProcess:
@@ -98,11 +100,11 @@ class _GatewayProcess:
             link, count, lanes, lambda: engine.read_so_far, self._connections, self._ingest_counts
         )
 
-    async def run(self, listener: socket.socket) -> None:
-        """Serve until told to stop. Raises ConfigError."""
+    async def run(self, listener: socket.socket, early: list[bytes]) -> None:
+        """Serve until told to stop; `early` came with the first message. Raises ConfigError."""
         launch, out, engine = self._launch, self._out, self._engine
         main = MainLink(self._link, out, self._handlers, engine.health, self._drain)
-        main.start()
+        main.start(early)
         engine.before_commands = out.flush
         tokenizer = await asyncio.to_thread(load_tokenizer, launch.model)
         state = clients_state(

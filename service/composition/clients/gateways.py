@@ -26,6 +26,7 @@ from telemetry.metrics.connections import ConnectionCounts, Family, connection_f
 from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 
 _HEALTH_S = 0.25
+_LOOKS = 10  # in this time: a change is told at once
 
 
 class Gateways:
@@ -101,7 +102,7 @@ class Gateways:
         )
         self._engine.before_frame = pool.before_frame
         self._engine.after_frame = pool.after_frame
-        state.drain.on_begin = lambda: pool.tell(messages.Drain())
+        state.drain.on_begin, state.drain.settle = pool.drain, pool.settle
         pool.start()
         self._telling = asyncio.create_task(self._tell_health(pool, state), name="engine health")
         return Settled(app, pool), asyncio.create_task(_first_of(engine, pool))
@@ -118,7 +119,7 @@ class Gateways:
         return self.are_many
 
     async def stop(self) -> None:
-        """End all of them. No request is live."""
+        """End all of them."""
         if self._telling is not None:
             self._telling.cancel()
         if self._pool is not None:
@@ -153,7 +154,11 @@ class Gateways:
                     health.hung_ns, health.heartbeat_age_ns, health.hangs, state.retry_after_s()
                 )
             )
-            await asyncio.sleep(_HEALTH_S)
+            told = health.hung_ns is None
+            for _ in range(_LOOKS):
+                await asyncio.sleep(_HEALTH_S / _LOOKS)
+                if (health.hung_ns is None) is not told:
+                    break
 
 
 class Settled:

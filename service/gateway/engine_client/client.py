@@ -9,6 +9,7 @@ emission that ends it with ENGINE_DIED.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +88,8 @@ class EngineClient:
     @property
     def has_engine(self) -> bool:
         """Whether an engine has loaded and its process runs; it may be hung."""
-        return self._ready.is_set()
+        writer = self._writer
+        return self._ready.is_set() and (writer is None or not writer.is_closing())
 
     @property
     def sequences(self) -> int:
@@ -123,19 +125,19 @@ class EngineClient:
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """Ask the engine to end a sequence; does nothing if it has ended."""
-        if self._writer is not None and seq_id in self._queues:
+        if seq_id in self._queues:
             self._write(frames.encode(Cancel(seq_id, reason)))
 
     def pause(self, seq_id: int, paused: bool) -> None:
         """Pause or resume a sequence whose client reads slowly."""
-        if self._writer is not None and seq_id in self._queues:
+        if seq_id in self._queues:
             self._write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
     def send(self, command: frames.ToEngine) -> None:
         """Send a command that is about no request of this client, or comes before its submit;
         dropped when no engine is ready."""
-        if self._writer is not None and self.ready:
-            self._writer.write(frames.encode(command))
+        if self.ready:
+            self._put(frames.encode(command))
 
     @property
     def is_profiling(self) -> bool:
@@ -152,24 +154,29 @@ class EngineClient:
         if self._writer is None or not self.ready:
             raise EngineUnavailable
         self._profile = asyncio.get_running_loop().create_future()
-        self._writer.write(frames.encode(frames.StartProfile(steps, path)))
+        self._put(frames.encode(frames.StartProfile(steps, path)))
         return self._profile
 
     def stop_profile(self, keep: bool) -> None:
         """End the profile now; its file is written if `keep`. Does nothing if it has ended."""
-        if self._writer is not None and self._profile is not None:
-            self._writer.write(frames.encode(frames.StopProfile(keep)))
+        if self._profile is not None:
+            self._put(frames.encode(frames.StopProfile(keep)))
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Send the tokenizer's vocabulary to this engine process and to all later ones."""
         self._vocabulary = frames.encode(frames.UseVocabulary(vocabulary))
-        if self._writer is not None:
-            self._writer.write(self._vocabulary)
+        self._put(self._vocabulary)
 
     def _write(self, message: bytes) -> None:
         """Write a command about a sequence to the engine."""
-        assert self._writer is not None
-        self._writer.write(message)
+        self._put(message)
+
+    def _put(self, message: bytes) -> None:
+        """Write to the engine that there is; one that is ending needs no commands any more."""
+        if self._writer is not None:
+            # uvloop's raises between the end of the socket and `_detach`, an iteration later
+            with contextlib.suppress(RuntimeError):
+                self._writer.write(message)
 
     async def attach(self, connection: socket.socket, config: EngineConfig, begun_ns: int) -> None:
         """Use one engine process until its end of the socket closes.
@@ -199,8 +206,7 @@ class EngineClient:
 
     def request_shutdown(self) -> None:
         """Ask the engine process to exit."""
-        if self._writer is not None:
-            self._writer.write(frames.encode(frames.Shutdown()))
+        self._put(frames.encode(frames.Shutdown()))
 
     def write_after_flush(self, write: Callable[[bytes], None], body: bytes) -> None:
         """Call `write(body)` once all queues of this event loop iteration have been flushed."""

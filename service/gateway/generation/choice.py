@@ -59,9 +59,10 @@ class Choice:
         wishes: Wishes = NO_WISHES,
         reasoning: ReasoningText | None = None,
         tools: ToolText | None = None,
+        continues: bool = False,
     ) -> None:
         """`reasoning` takes what comes before the answer; None: all is the answer. `tools` takes
-        the calls out of it; None: there can be none."""
+        the calls out of it; None: there can be none. `continues`: it goes on with a text."""
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
@@ -73,7 +74,7 @@ class Choice:
         self._keep_stop = wishes.keep_stop
         marks = () if tools is None else tools.mark_ids
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special=not wishes.keep_special, shown_ids=marks
+            tokenizer, not wishes.keep_special, shown_ids=marks, continues=continues
         )
         self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
         self._token_ids: list[int] | None = [] if wishes.token_ids else None

@@ -129,7 +129,15 @@ class Delivery:
             )
 
     def _error_event(self, error: ApiError) -> bytes:
-        own = self.failed(error)
+        try:
+            own = self.failed(error)
+        except Exception:  # the client must learn of the end even so
+            log.exception(
+                "request %s: no event for its error",
+                self._recorder.request_id,
+                extra=self._recorder.about(),
+            )
+            own = None
         if own is not None:
             return own
         if not self._typed:

@@ -105,17 +105,12 @@ class GenerationHandler:
             log.exception("request %s failed", self.request_id, extra=self._recorder.about())
             await self._delivery.send_error(internal())
         finally:
-            self._on_blocked_write(False)
-            if self._cancel_timer is not None:
-                self._cancel_timer.cancel()
-            self._cancel_unfinished(reason)
-            self._outputs.close()
-            self._delivery.close()
-            if self._processor is not None:
-                self._processor.close()
-            output_tokens = sum(choice.output_tokens for choice in self._choices)
-            self._recorder.reasoned(choice.reasoning for choice in self._choices)
-            self._recorder.ended(reason, error_type, output_tokens)
+            try:
+                self._let_go(reason)
+            finally:  # whatever else fails
+                output_tokens = sum(choice.output_tokens for choice in self._choices)
+                self._recorder.reasoned(choice.reasoning for choice in self._choices)
+                self._recorder.ended(reason, error_type, output_tokens)
 
     def interrupt(self, reason: EndReason) -> None:
         """End the request from outside: free its blocks now, and tell the client if possible.
@@ -131,6 +126,17 @@ class GenerationHandler:
         if self._task is not None and self._cancel_timer is None:
             loop = asyncio.get_running_loop()
             self._cancel_timer = loop.call_later(_STUCK_WRITE_S, self._task.cancel)
+
+    def _let_go(self, reason: EndReason) -> None:
+        """The request has ended: drop its timers, its sequences and what refers to it."""
+        self._on_blocked_write(False)
+        if self._cancel_timer is not None:
+            self._cancel_timer.cancel()
+        self._cancel_unfinished(reason)
+        self._outputs.close()
+        self._delivery.close()
+        if self._processor is not None:
+            self._processor.close()
 
     async def _serve(self) -> EndReason:
         """Serve until the end, and return its reason; every error is raised."""
@@ -150,7 +156,7 @@ class GenerationHandler:
                 request, result = await self._ingest.read(body, self._recorder)
             del body  # it may be large, and the answer may take long
             check_priority(state.config, self._scope, request.priority)
-            timeout_s = request.timeout_s or state.config.request_timeout_s
+            timeout_s = _shorter_s(request.timeout_s, state.config.request_timeout_s)
             # the engine enforces the deadline; this is for an engine that does not answer
             async with asyncio.timeout(timeout_s and timeout_s + _DEADLINE_SLACK_S):
                 return await self._generate(request, result, timeout_s)
@@ -285,3 +291,8 @@ class GenerationHandler:
         for choice in self._choices:
             if not choice.done:
                 self._state.engine.cancel(choice.seq_id, cancel_reason)
+
+
+def _shorter_s(wished_s: float | None, allowed_s: float | None) -> float | None:
+    """How long a request may take, of what its client and the operator say; None: for ever."""
+    return min((one for one in (wished_s, allowed_s) if one is not None), default=None)

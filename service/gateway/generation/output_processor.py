@@ -59,7 +59,8 @@ class OutputProcessor:
         self._by_id = {choice.seq_id: choice for choice in choices}
         self._writer: AnswerWriter = ChunkWriter(head, state.tokenizer)
         if request.repeated is not None:
-            self._writer = ResponsesWriter(head, state.tokenizer, request.repeated)
+            may_call = request.tools is not None
+            self._writer = ResponsesWriter(head, state.tokenizer, request.repeated, may_call)
         delivery.failed = self._writer.failed
         self._failure: ApiError | None = None
 

@@ -18,7 +18,7 @@ class ReasoningText:
         self._detokenizer = Detokenizer(tokenizer)
         self._shown = shown
         self._begun = False
-        self._held = ""
+        self._held: list[str] = []
         self._text: list[str] = []
 
     @property
@@ -54,11 +54,12 @@ class ReasoningText:
     def _append(self, text: str) -> None:
         if not self._shown:
             return
-        text = self._held + text
         if not self._begun:
             text = text.lstrip()
         whole = text.rstrip()
-        self._held = text[len(whole) :]
         if whole:
             self._begun = True
-            self._text.append(whole)
+            self._text += [*self._held, whole]
+            self._held.clear()
+        if len(text) > len(whole):
+            self._held.append(text[len(whole) :])

@@ -11,7 +11,7 @@ from typing import Any
 
 from service.gateway.generation.choice import Delta, ScoredToken, chat_logprobs
 from service.text.tokenizer import Tokenizer
-from service.text.tools.parser import FoundCall
+from service.text.tools.parser import CallPiece, FoundCall
 
 Event = tuple[str, dict[str, Any]]
 """A name without its `response.`, and the fields."""
@@ -33,26 +33,44 @@ class ResponseItems:
         self._open: str | None = None
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
+        self._unsaid: list[ScoredToken] = []  # tokens of a message, if text of them comes
 
     def add(self, delta: Delta) -> Iterator[Event]:
-        """Take new output: reasoning, then text of the answer, then calls."""
+        """Take new output: reasoning, then text of the answer, then calls. The text comes after
+        the pieces of a call that is open: it was held back, or follows the call."""
         if delta.reasoning:
             yield from self._append("reasoning", delta.reasoning, [])
-        if delta.text or (delta.scored and not self._may_call):
-            yield from self._append("message", delta.text, delta.scored)
-        for piece in delta.calls:
+        pieces = iter(delta.calls)
+        if self._open == _CALL:
+            yield from self._add_calls(pieces)
+        self._unsaid += delta.scored
+        if delta.text or (self._unsaid and not self._may_call):
+            yield from self._say(delta.text)
+        yield from self._add_calls(pieces)
+        if self._open == _CALL:
+            self._unsaid = []  # they are the call's
+
+    def finish(self, is_whole: bool) -> Iterator[Event]:
+        """The output has ended, by itself or (not `is_whole`) at a limit of tokens."""
+        if self._open == "message" and self._unsaid:
+            yield from self._say("")
+        if is_whole and not any(item["type"] in ("message", _CALL) for item in self.items):
+            yield from self._begin("message")  # a client expects an answer, if an empty one
+        yield from self._end("completed" if is_whole else "incomplete")
+
+    def _say(self, text: str) -> Iterator[Event]:
+        """Add to the message, with all tokens that were not said yet."""
+        scored, self._unsaid = self._unsaid, []
+        yield from self._append("message", text, scored)
+
+    def _add_calls(self, pieces: Iterator[CallPiece]) -> Iterator[Event]:
+        for piece in pieces:
             if piece.begins:
                 yield from self._end("completed")
                 yield self._begin_call(piece.call)
             if piece.arguments:
                 self._text.append(piece.arguments)
                 yield f"{_CALL}_arguments.delta", {**self._item(), "delta": piece.arguments}
-
-    def finish(self, is_whole: bool) -> Iterator[Event]:
-        """The output has ended, by itself or (not `is_whole`) at a limit of tokens."""
-        if is_whole and not any(item["type"] in ("message", _CALL) for item in self.items):
-            yield from self._begin("message")  # a client expects an answer, if an empty one
-        yield from self._end("completed" if is_whole else "incomplete")
 
     def _append(self, kind: str, text: str, scored: list[ScoredToken]) -> Iterator[Event]:
         if self._open != kind:

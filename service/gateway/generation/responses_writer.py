@@ -19,14 +19,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesWriter:
-    """Writes one response; `repeated` is what it repeats of its request."""
+    """Writes one response."""
 
     done = b""
 
-    def __init__(self, head: ResponseHead, tokenizer: Tokenizer, repeated: dict[str, Any]) -> None:
+    def __init__(
+        self, head: ResponseHead, tokenizer: Tokenizer, repeated: bytes, may_call: bool
+    ) -> None:
+        """`repeated` is what it repeats of its request, a JSON object; `may_call`: the output may
+        have calls."""
         self._head = head
-        self._repeated = repeated
-        may_call = bool(repeated["tools"]) and repeated["tool_choice"] != "none"
+        # the values stay the JSON that they are, however large they are
+        self._repeated = msgspec.json.decode(repeated, type=dict[str, msgspec.Raw])
         self._items = ResponseItems(head.request_id, tokenizer, may_call)
         self._was_cut = False
         self._sent = 0

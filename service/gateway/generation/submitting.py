@@ -109,9 +109,11 @@ async def submit_all(
         if reasoning is not None:
             thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
         calls = None if use is None else ToolText(use, state.clock)
-        choices.append(
-            Choice(index, submit.seq_id, tokenizer, request.stops, request.wishes, thought, calls)
-        )
+        choice = Choice(
+            index, submit.seq_id, tokenizer, request.stops, request.wishes, thought, calls,
+            continues=request.continues,
+        )  # fmt: skip
+        choices.append(choice)
         submitted_ns = state.clock.now_ns()
         try:
             about = recorder.for_engine(index, sequences)

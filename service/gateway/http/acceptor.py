@@ -1,9 +1,10 @@
 """Accepts connections from the listening socket, up to a limit.
 
 It replaces asyncio's server, which has no limit and stops listening for good when the process has
-no free file descriptor. At the limit the connection that has been idle longest is closed, if that
-is at least a second; when none is idle the new connection gets a 503. Without free descriptors
-accepting pauses for a moment, and connections wait in the kernel's backlog.
+no free file descriptor. At the limit the connection is closed that has been at its TLS handshake
+for longest, or else idle, if that is at least a second; when there is none the new connection gets
+a 503. Without free descriptors accepting pauses for a moment, and connections wait in the kernel's
+backlog.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Acceptor:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._limit = _within_descriptor_limit(connections.limits.max_connections)
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], float] = {}  # since when; longest first
         self._refused_connections: dict[socket.socket, asyncio.TimerHandle] = {}
         self._backoff_timer: asyncio.TimerHandle | None = None
         self._logged_s: float | None = None
@@ -134,14 +135,28 @@ class Acceptor:
         counts = self._connections.counts
         counts.accepted += 1
         is_full = counts.open + len(self._opening) >= self._limit
-        if is_full and not self._connections.evict_idle(self._MIN_IDLE_S):
+        if is_full and not self._make_room():
             counts.refuse(Refusal.LIMIT)
             self._refuse(connection)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = self._loop.time()
+        task.add_done_callback(self._end_opening)
+
+    def _make_room(self) -> bool:
+        """Close a connection that serves nobody; False if there is none. One that is late with its
+        TLS handshake goes first: the client of an idle one is known to ask."""
+        oldest = next(iter(self._opening), None)
+        if oldest is None or self._loop.time() - self._opening[oldest] < self._MIN_IDLE_S:
+            return self._connections.evict_idle(self._MIN_IDLE_S)
+        del self._opening[oldest]
+        self._connections.counts.refuse(Refusal.DISPLACED)
+        oldest.cancel()
+        return True
+
+    def _end_opening(self, task: asyncio.Task[None]) -> None:
+        self._opening.pop(task, None)
 
     async def _open(self, connection: socket.socket) -> None:
         """Give the connection a protocol, after the TLS handshake if there is one."""
@@ -184,7 +199,7 @@ class Acceptor:
         if self._logged_s is None or now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
             log.error("cannot take connections: %s; trying again", error.strerror)
-        self._connections.evict_idle(self._MIN_IDLE_S)
+        self._make_room()
         self._loop.remove_reader(self._listener.fileno())
         self._backoff_timer = self._loop.call_later(_BACKOFF_S, self._resume)
 

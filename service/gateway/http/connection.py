@@ -105,11 +105,9 @@ class GuardedHttp(HttpToolsProtocol):
         return not (self._in_body or self._refused)
 
     def displace(self) -> None:
-        """Its place is wanted now: what its client has not read of the last answer is given up."""
-        if self._closing.unsent_bytes:
-            self._closing.abort()
-        else:
-            self._closing.close()
+        """Its place is wanted now: what its client has not read of the last answer is given up, and
+        under TLS the client's farewell is not waited for."""
+        self._closing.abort()
 
     def eof_received(self) -> None:
         """The client sends no more: it has left. What it has not read yet is given up in time."""

@@ -67,7 +67,7 @@ TOKENS = Limit(
 STOPS = Limit(16, "texts", "`stop`", "each is looked for in the text after every token")
 STOP_CHARACTERS = Limit(
     1024, "characters", "each text of `stop`",
-    "so much of a stream is held back, and searched, while it might be the beginning of one",
+    "so much of a stream is held back while it might be the beginning of one",
 )  # fmt: skip
 STOP_IDS = Limit(
     256, "token ids", "`stop_token_ids`", "they travel to the engine, which keeps them as a set"
@@ -88,6 +88,13 @@ RETURNED_IDS = Limit(
     1 << 20, "token ids", "prompts that `return_token_ids` repeats, with each choice",
     "they are written in one piece",
 )  # fmt: skip
+TOKENIZED_IDS = Limit(
+    1 << 20, "token ids", "the answer of `/tokenize`",
+    "more than any context holds, and they are written in one piece",
+)  # fmt: skip
+DETOKENIZED_BYTES = Limit(
+    8 << 20, "bytes", "the text that `/detokenize` answers with", "it is written in one piece"
+)
 ECHOED_CHARACTERS = Limit(
     8 << 20, "characters", "prompts that `echo` repeats, with each choice",
     "they are written in one piece",
@@ -117,8 +124,9 @@ GRAMMAR_CHARACTERS = Limit(
     "compiling takes time that grows with it",
 )  # fmt: skip
 SCHEMA_LEVELS = Limit(
-    128, "levels", "nesting of a JSON schema", "schemas are processed by recursion"
-)
+    128, "levels", "nesting of a JSON schema, and of `arguments` in `tool_calls`",
+    "they are processed by recursion",
+)  # fmt: skip
 CHOICE_TEXTS = Limit(
     4096, "texts", "`guided_choice`, `structured_outputs.choice`",
     "they become one regular expression, to which its cap applies too",

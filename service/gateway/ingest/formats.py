@@ -129,7 +129,7 @@ def checked_schema(value: Any, field: str) -> str:
             raise _invalid(f"{field} is not valid JSON: {error}", field) from error
     if not isinstance(value, dict):
         raise _invalid(f"{field} must be a JSON schema, that is an object", field)
-    if _is_deeper(value, limits.SCHEMA_LEVELS.value):
+    if is_deeper(value, limits.SCHEMA_LEVELS.value):
         most = limits.SCHEMA_LEVELS.value
         raise _invalid(f"{field} is nested too deeply; {most} levels are allowed", field)
     source = _capped(msgspec.json.encode(value).decode(), field)
@@ -151,7 +151,7 @@ def _capped(source: str, field: str) -> str:
     return source
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects are nested deeper than `levels`; without recursion."""
     layer = [value]
     for _ in range(levels + 1):

@@ -118,19 +118,36 @@ class CallsValidation(msgspec.Struct, frozen=True, tag=True):
     valid: list[bool | None]
 
 
-ToWorker = (
-    Start | ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput | ValidateCalls
-)
-ToGateway = Ready | IngestHeader | TokensAnswer | Rendered | ValidationResult | CallsValidation
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a job that failed for a reason of ours; `error` has nothing of a client's."""
+
+    error: str
+
+
+Job = ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput | ValidateCalls
+ToWorker = Start | Job
+JobResult = IngestHeader | TokensAnswer | Rendered | ValidationResult | CallsValidation
+ToGateway = Ready | JobResult | JobFailed
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 
 
 def send(connection: socket.socket, message: ToWorker | ToGateway, blobs: Sequence[Blob]) -> None:
     """Raises OSError when the other end is closed."""
+    send_frame(connection, frame(message, blobs), blobs)
+
+
+def frame(message: ToWorker | ToGateway, blobs: Sequence[Blob]) -> bytes:
+    """What is sent before the blobs. Raises what MessagePack raises for a message that it cannot
+    hold."""
     header = msgspec.msgpack.encode(message)
     numbers = [len(header), len(blobs), *map(len, blobs)]
-    connection.sendall(b"".join(map(_NUMBER.pack, numbers)) + header)
+    return b"".join(map(_NUMBER.pack, numbers)) + header
+
+
+def send_frame(connection: socket.socket, start: bytes, blobs: Sequence[Blob]) -> None:
+    """Raises OSError when the other end is closed."""
+    connection.sendall(start)
     for blob in blobs:
         connection.sendall(blob)
 

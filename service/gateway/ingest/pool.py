@@ -29,6 +29,7 @@ from service.gateway.ingest.frames import (
     Blob,
     CallsValidation,
     IngestHeader,
+    JobFailed,
     ReadBody,
     ReadTokens,
     Rendered,
@@ -274,7 +275,7 @@ class IngestPool:
             with contextlib.suppress(WorkerDied, OSError):
                 await self._in_thread((await starting).end)
             raise
-        except (WorkerDied, OSError) as error:
+        except Exception as error:
             log.error("an ingest worker did not start: %s", error or type(error).__name__)
             self._counts.ended(WorkerEnd.NOT_STARTED)
             self._fail_unserved()
@@ -315,17 +316,22 @@ class IngestPool:
                 end = WorkerEnd.CLIENT_LEFT if job.answer.done() else WorkerEnd.TIMEOUT
                 _fail(job, timed_out(EndReason.TIMEOUT))
                 worker.kill()
-            answer = await asked
-        except WorkerDied:
+            answer, blobs = await asked
+        except asyncio.CancelledError:  # the pool is closed
+            asked.add_done_callback(asyncio.Future.exception)
+            raise
+        except Exception as error:
+            if not isinstance(error, WorkerDied):  # it is out of step with us
+                log.error("an ingest worker is ended: %s", type(error).__name__)
             self._counts.ended(end)
             _fail(job, internal())
             worker.kill()
             return False
-        except asyncio.CancelledError:  # the pool is closed
-            asked.add_done_callback(asyncio.Future.exception)
-            raise
-        if not job.answer.done():
-            job.answer.set_result(answer)
+        if isinstance(answer, JobFailed):
+            log.error("an ingest job failed: %s", answer.error)
+            _fail(job, internal())
+        elif not job.answer.done():
+            job.answer.set_result((answer, blobs))
         return True
 
     def _in_thread(self, work: Callable[[], Result]) -> asyncio.Future[Result]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.ingest.decoding import decode
@@ -172,11 +174,12 @@ def _response_format(sent: TextFormat | None) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-def _repeated(sent: ResponsesBody, request: GenerationRequest) -> dict[str, Any]:
-    """What a response says of its request, with the defaults that were used."""
+def _repeated(sent: ResponsesBody, request: GenerationRequest) -> bytes:
+    """What a response says of its request, with the defaults that were used; as JSON, since
+    MessagePack has no integers of the sizes that a schema may have."""
     form = sent.text.format if sent.text else None
     shown = form or TextFormat(type="text")
-    return {
+    repeated: dict[str, Any] = {
         "instructions": sent.instructions,
         "max_output_tokens": sent.max_output_tokens,
         "max_tool_calls": sent.max_tool_calls,
@@ -197,6 +200,7 @@ def _repeated(sent: ResponsesBody, request: GenerationRequest) -> dict[str, Any]
         "truncation": "disabled",
         "user": sent.user,
     }
+    return msgspec.json.encode(repeated)
 
 
 def _shown_format(form: TextFormat) -> dict[str, Any]:

@@ -57,10 +57,11 @@ class EmbeddingWish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request of any route. Exactly one of `messages` and `prompts` is set; `repeated` is
-    what a response of `/v1/responses` repeats of its request.
+    what a response of `/v1/responses` repeats of its request, a JSON object.
 
     `asked_tools` become `tools` where the model's dialect is known. `tool_result_ids` are the ids
-    of calls whose results are new in this request.
+    of calls whose results are new in this request. If it `continues` a text, which is a prompt or a
+    message, what is generated is no text of its own.
     """
 
     model: str | None
@@ -70,6 +71,7 @@ class GenerationRequest:
     tools: ToolUse | None = None
     tool_result_ids: tuple[str, ...] = ()
     prompts: tuple[str | list[int], ...] | None = None
+    continues: bool = False
     stream: bool = False
     include_usage: bool = False
     include_metrics: bool = False
@@ -95,7 +97,7 @@ class GenerationRequest:
     cache_salt: str = ""
     cache_prefix: bool = True
     typed_events: bool = False
-    repeated: dict[str, Any] | None = None
+    repeated: bytes | None = None
     wishes: Wishes = NO_WISHES
     echo: bool = False
     prompt_logprobs: int | None = None
@@ -157,6 +159,7 @@ def chat_request(
         messages=tuple(template_message(one, at) for at, one in enumerate(sent.messages)),
         tool_result_ids=check_tool_messages(sent.messages),
         chat=chat_options(sent),
+        continues=bool(sent.continue_final_message),
         include_reasoning=sent.include_reasoning is not False,
         thinking_token_budget=_at_least_0(sent.thinking_token_budget),
         max_tokens=limit,
@@ -177,6 +180,7 @@ def parse_completion(
         defaults,
         compat,
         prompts=one_kind_of(sent.prompt, "prompt"),
+        continues=True,
         max_tokens=sent.max_tokens,
         logprobs=sent.logprobs,
         echo=bool(sent.echo),

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import chat_options, chat_prompt, template_message
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.prompting import PackedError
@@ -71,6 +72,12 @@ class TokenReader:
                     raise bad_request(f"{name} is for messages, not for a prompt", name)
             text, add_special = sent.prompt or "", sent.add_special_tokens is not False
         ids = tokenizer.encode(text, add_special)
+        most = limits.TOKENIZED_IDS.value
+        if len(ids) > most:
+            raise bad_request(
+                f"the answer would have {len(ids)} tokens; {most} may be asked for in one request",
+                "prompt" if sent.messages is None else "messages",
+            )
         strings = [tokenizer.token_string(i) for i in ids] if sent.return_token_strs else None
         return Tokenized(
             count=len(ids), max_model_len=context_tokens, tokens=ids, token_strs=strings
@@ -91,6 +98,14 @@ class TokenReader:
         if worst >= self._tokenizer.vocab_size:
             raise bad_request(
                 f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                "tokens",
+            )
+        size_bytes = sum(len(self._tokenizer.token_bytes(token_id)) for token_id in sent.tokens)
+        most_bytes = limits.DETOKENIZED_BYTES.value
+        if size_bytes > most_bytes:
+            raise bad_request(
+                f"the answer would have {size_bytes} bytes of text; {most_bytes} may be asked for "
+                "in one request",
                 "tokens",
             )
         return Detokenized(prompt=self._tokenizer.decode(sent.tokens, skip_special=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 
@@ -54,6 +53,4 @@ class JoiningClient(EngineClient):
     def _write_commands(self) -> None:
         self.before_commands()
         commands, self._commands = self._commands, []
-        if self._writer is not None:
-            with contextlib.suppress(RuntimeError):  # it closes: the sequences have ended
-                self._writer.write(b"".join(commands))
+        self._put(b"".join(commands))

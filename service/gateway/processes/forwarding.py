@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -17,6 +19,7 @@ from service.gateway.http.asgi import header, read_body, send_error
 from service.gateway.http.body_room import BodyRoom
 from service.gateway.http.http_errors import main_process_silent
 from service.gateway.http.limits import PROFILE_S
+from telemetry.facts.reasons import EndReason
 
 _PATIENCE_S = 60.0  # for the head of an answer, and for each piece of it
 # an answer that begins when the steps have been taken and written
@@ -41,7 +44,8 @@ class Forwarding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = _Started(send)
         try:
-            await self._pass_on(scope, receive, started)
+            body = await self._body(scope, receive)
+            await _while_there(receive, self._pass_on(scope, body, started))
         except ApiError as error:
             await send_error(send, error)
         except Interrupted:
@@ -50,12 +54,14 @@ class Forwarding:
             if not started.has_begun:
                 await send_error(send, main_process_silent())
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: _Started) -> None:
-        body = b""
-        if header(scope, b"content-length") not in (None, "0") or header(
-            scope, b"transfer-encoding"
-        ):
-            body = await read_body(scope, receive, self._config, self._bodies)
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The request's body, read only if there is one. Raises ApiError, and Interrupted."""
+        is_empty = header(scope, b"content-length") in (None, "0")
+        if is_empty and not header(scope, b"transfer-encoding"):
+            return b""
+        return await read_body(scope, receive, self._config, self._bodies)
+
+    async def _pass_on(self, scope: Scope, body: bytes, send: _Started) -> None:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
         try:
             async with asyncio.timeout(self._patience_s + _LONGER_S.get(scope["path"], 0)):
@@ -68,7 +74,7 @@ class Forwarding:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            writer.close()
+            writer.transport.abort()  # not closed: that would wait until the body has been taken
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
@@ -76,6 +82,26 @@ class Forwarding:
         """What comes next of a body; nothing at its end. Raises TimeoutError."""
         async with asyncio.timeout(self._patience_s):
             return await reader.read(_PIECE_BYTES)
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work until the client leaves, and raise what it raises: the main process sees the end
+    of its connection then, and does not go on for nobody. Raises Interrupted."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()  # does nothing to the one that is done
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+    if working.cancelled():
+        raise Interrupted(EndReason.DISCONNECT)
+    working.result()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Started:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -48,7 +48,10 @@ class MainLink:
         self._claims: dict[int, str] = {}  # of those that have no answer yet
         self._loop = asyncio.get_running_loop()
 
-    def start(self) -> None:
+    def start(self, early: Iterable[bytes] = ()) -> None:
+        """`early` are messages that came with the first one."""
+        for payload in early:
+            self._handle(messages.to_process_decoder.decode(payload))
         self._loop.add_reader(self._link.fileno(), self._on_readable)
 
     async def claim(self, request_id: str) -> bool:

@@ -69,7 +69,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopGateway(msgspec.Struct, frozen=True, tag=True):
-    """No request is live: exit."""
+    """Exit, once clients have read their last responses."""
 
 
 class GatewayReady(msgspec.Struct, frozen=True, tag=True):

@@ -13,13 +13,17 @@ from contextlib import ExitStack
 
 from service.gateway.processes import messages
 from service.gateway.processes.shared_count import SharedCount
+from service.gateway.server_state import LAST_RESPONSES_S
 from service.process.heartbeat import shared_file
 from service.process.link import Link, LinkClosed
 from telemetry.facts.reasons import EndReason
 from telemetry.metrics.connections import ConnectionCounts
 from telemetry.metrics.ingest_counts import IngestCounts
 
-_KILL_S = 2.0
+KILL_S = 2.0
+"""How long a process has to end that serves nobody any more."""
+STOP_S = LAST_RESPONSES_S + KILL_S
+"""The same for one that was told to stop: its clients read their last responses first."""
 _POLL_S = 0.01
 
 
@@ -104,10 +108,10 @@ class Peer:
     def interrupt(self, request_id: str, reason: EndReason) -> None:
         self.send(messages.Interrupt(request_id, reason))
 
-    async def end(self) -> None:
-        """Wait for its end; kill it when it does not come soon."""
+    async def end(self, patience_s: float) -> None:
+        """Wait for its end; kill it when it does not come in time."""
         try:
-            async with asyncio.timeout(_KILL_S):
+            async with asyncio.timeout(patience_s):
                 while self.process.poll() is None:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:

@@ -18,7 +18,7 @@ import msgspec
 
 from service.gateway.processes import messages
 from service.gateway.processes.intake import EngineLane, Intake
-from service.gateway.processes.peer import Peer, RemoteRequest
+from service.gateway.processes.peer import KILL_S, STOP_S, Peer, RemoteRequest
 from service.gateway.processes.silence import LOOK_NS, SilenceWatch
 from service.gateway.processes.tallies import Tallies
 from service.gateway.server_state import LiveRequest
@@ -73,7 +73,7 @@ class GatewayPool:
         self._starts = dict.fromkeys(range(len(listeners)), 0)
         self._begun_ns = dict.fromkeys(range(len(listeners)), 0)
         self._ended: set[str] = set()  # since the last list of live requests was begun
-        self._is_stopping = False
+        self._is_draining = self._is_stopping = False
         engine_lane.causes_missing = self._missing
 
     @property
@@ -100,6 +100,11 @@ class GatewayPool:
         for peer in self._peers.values():
             peer.send(message)
 
+    def drain(self) -> None:
+        """Let all processes refuse new requests, and those too that are started later."""
+        self._is_draining = True
+        self.tell(messages.Drain())
+
     async def settle(self) -> bool:
         """Wait until the facts that gateway processes have now are here, for at most 0.25 s; False
         if it was in vain."""
@@ -110,11 +115,13 @@ class GatewayPool:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._syncs[number] = (waited_for, done)
         self.tell(messages.Sync(number))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SYNC_S):
-                await done
-        del self._syncs[number]
-        return done.done()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SYNC_S):
+                    await done
+        finally:
+            del self._syncs[number]
+        return not done.cancelled()  # as the timeout leaves it
 
     async def ended_while_settling(self) -> Collection[str] | None:
         """Settle; the ids of requests that ended meanwhile, None if it was in vain."""
@@ -122,16 +129,18 @@ class GatewayPool:
         return tuple(self._ended) if await self.settle() else None
 
     async def stop(self) -> None:
-        """End all processes. No request is live."""
+        """End all processes, and what they have not ended of their requests."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
         self.tell(messages.StopGateway())
         peers = self.peers
-        await asyncio.gather(*(peer.end() for peer in peers))
+        patience_s = (STOP_S if peer.is_ready else KILL_S for peer in peers)
+        await asyncio.gather(*map(Peer.end, peers, patience_s))
         for peer in peers:
             self._intake.read(peer)  # its last facts
             self._forget(peer)
+            self._end_requests(peer)
 
     # The engine's frames come between the processes' facts
 
@@ -206,6 +215,8 @@ class GatewayPool:
         self._begun_ns[slot] = self._clock.now_ns()
         self._peers[slot] = peer
         peer.send(self._launch(peer.space))
+        if self._is_draining:
+            peer.send(messages.Drain())
         asyncio.get_running_loop().add_reader(peer.fileno(), self._intake.read, peer)
 
     def _lose(self, peer: Peer) -> None:
@@ -248,7 +259,7 @@ class GatewayPool:
             )
 
     async def _replace(self, peer: Peer) -> None:
-        await peer.end()
+        await peer.end(KILL_S)
         code, slot = peer.process.returncode, peer.slot
         if not self.ready.is_set():
             why = peer.failure or f"a gateway process exited with code {code}"

@@ -78,14 +78,14 @@ class ToolParser:
         return found
 
     def finish(self) -> str:
-        """The output has ended: the text that was held back. The beginning of a call that was cut
-        before its arguments is no text either."""
+        """The output has ended: the text that was held back. Of a call that was cut, neither what
+        comes before its arguments nor what closes it is text."""
         held, self._held = self._held, ""
         if self._state is _State.HEAD:
             self.malformed += 1
             return ""
         if self._state is _State.TAIL:
-            return held.removeprefix(self._form.tail + self._form.close).strip()
+            return ""  # what is held there began as what closes a call, or as the next one
         return held
 
     def _step(self, found: list[str | CallPiece]) -> bool:

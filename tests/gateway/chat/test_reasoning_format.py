@@ -9,6 +9,9 @@ import pytest
 
 from service.config.model_ref import ReasoningName
 from service.config.settings import ConfigError
+from service.engine.plan import Reasoning
+from service.gateway.generation.reasoning_text import ReasoningText
+from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.hf_tokenizer import hf_tokenizer
 from service.text.reasoning import (
     AUTO,
@@ -79,3 +82,15 @@ def test_the_last_marker_of_the_beginning_of_an_answer_counts(
     tail: str, state: ReasoningState
 ) -> None:
     assert THINK.state_after(tail) is state
+
+
+def test_white_space_within_the_reasoning_comes_with_what_follows_it() -> None:
+    """And that around it does not come."""
+    tokenizer = dummy_tokenizer("tiny")
+    reasoning = ReasoningText(Reasoning(300, 301, is_open=True), tokenizer)
+    pieces: list[str] = []
+    for token_id in [*tokenizer.encode("\n a \n\n b \n"), 301]:
+        assert not reasoning.accept(token_id)
+        pieces.append(reasoning.take())
+
+    assert [piece for piece in pieces if piece] == ["a", " \n\n b"]

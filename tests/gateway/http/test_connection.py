@@ -17,7 +17,7 @@ from service.config.http_settings import HttpConfig
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.connection import body_is_broken
 from telemetry.metrics.connections import Refusal
-from tests.support.servers.wired_http import PATIENCE_S, Wire, wired
+from tests.support.servers.wired_http import PATIENCE_S, Wire, until_there, wired
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 POST = b"POST /first HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n"
@@ -39,12 +39,6 @@ def run(request: pytest.FixtureRequest) -> Run:
 async def until(event: asyncio.Event) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await event.wait()
-
-
-async def until_there(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def until_left(receive: Receive) -> None:

@@ -185,9 +185,13 @@ def test_a_process_that_dies_is_replaced_and_its_requests_end_once(pair: Server)
     eventually(lambda: len(gateway_pids(pair)) == 2, "a new process")
     assert other in gateway_pids(pair)
     eventually(pair.is_empty, "an empty engine")
+
+    def all_are_answered() -> bool:  # each process hears a moment later that the engine runs again
+        answers = threads.map(lambda n: one(pair, f"n-{n}"), range(REQUESTS))
+        return {answer.status_code for answer in answers} == {200}
+
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda n: one(pair, f"n-{n}"), range(REQUESTS)))
-    assert {answer.status_code for answer in answers} == {200}
+        eventually(all_are_answered, "answers of both processes")
 
 
 def test_a_port_that_another_server_has_is_refused_at_once(pair: Server) -> None:
@@ -198,10 +202,21 @@ def test_a_port_that_another_server_has_is_refused_at_once(pair: Server) -> None
     assert "choose another with --port" in answer.stderr
 
 
-def test_all_end_with_the_server(pair: Server) -> None:
-    """The last test: nothing serves after it."""
-    pids = gateway_pids(pair)
-    pair.process.send_signal(signal.SIGTERM)
+def test_both_refuse_requests_in_a_drain_and_end_with_the_server(pair: Server) -> None:
+    """The last test: nothing serves after it. What runs may finish."""
+    pids, engine = gateway_pids(pair), pair.snapshot()["engine_pid"]
+    os.kill(engine, signal.SIGSTOP)  # so that the request cannot end before the refusals
+    with ThreadPoolExecutor(8) as threads:
+        try:
+            running = threads.submit(one, pair, "last")
+            eventually(lambda: live(pair) >= 1, "a live request")
+            pair.process.send_signal(signal.SIGTERM)
+            eventually(lambda: "shutting down" in pair.client.get("/ready").text, "the drain")
+            late = list(threads.map(lambda n: one(pair, f"late-{n}"), range(REQUESTS)))
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert running.result().status_code == 200
+    assert {answer.json()["error"]["code"] for answer in late} == {"draining"}
     assert pair.process.wait(20) == 0
     assert len(pids) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

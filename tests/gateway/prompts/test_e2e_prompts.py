@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.models.scripted_model import scripted_folder
 from tests.support.servers.server import Server, eventually
 
 TEXT = "The capital of France is Paris, and the capital of Italy is Rome."
@@ -21,6 +22,20 @@ def pooled() -> Iterator[Server]:
     """Random weights in float32, whose states are pooled because a flag says so."""
     flags = ("--model", "dummy:tiny", "--dtype", "float32", "--pooling", "mean")
     with Server(*flags, "--max-num-seqs", "4") as running:
+        yield running
+        eventually(running.is_empty, "an empty engine after the tests")
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a tokenizer for which a space that a text begins with is none of it."""
+    follows = {"<|assistant|>": " It", " It": " is", " is": " four."}
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    folder = scripted_folder(tmp_path_factory.mktemp("spaced"), follows, template, spaced=True)
+    with Server("--model", str(folder), "--max-num-seqs", "4") as running:
         yield running
         eventually(running.is_empty, "an empty engine after the tests")
 
@@ -117,6 +132,30 @@ def test_a_streamed_echo_begins_with_the_prompt(server: Server) -> None:
             texts[choice.index] += choice.text
 
     assert all(text.startswith(TEXT) and len(text) > len(TEXT) for text in texts)
+
+
+def test_prompt_and_completion_are_the_text_of_their_tokens_together(spaced: Server) -> None:
+    """The space before the first generated word is one of the text."""
+    answer = complete(spaced, prompt="2+2 is", max_tokens=1, echo=True, return_token_ids=True)
+    (choice,) = answer["choices"]
+    ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+    whole = spaced.client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+
+    assert choice["text"] == whole == "2+2 is four."
+
+
+def test_an_answer_begins_with_a_space_only_where_it_continues_a_message(spaced: Server) -> None:
+    asked = [{"role": "user", "content": "2+2?"}]
+    begun = [*asked, {"role": "assistant", "content": "It is"}]
+
+    def said(**fields: Any) -> str:
+        answer = spaced.client.post("/v1/chat/completions", json={"temperature": 0, **fields})
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+    assert said(messages=asked) == "It is four."
+    assert said(messages=begun, continue_final_message=True) == " four."
 
 
 def test_the_best_of_several_has_the_highest_logprob_per_token(pooled: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from service.config.settings import ModelKind, ModelRef, SamplingDefaults
 from service.gateway.errors import ApiError
+from service.gateway.http import limits
 from service.gateway.ingest.pool import IN_PLACE_BYTES, IngestPool
 from service.gateway.ingest.prompting import BodyReader, PackedError
 from service.gateway.ingest.token_bodies import DetokenizeBody, TokenizeBody
@@ -19,6 +21,7 @@ from service.text.tokenizer import load_tokenizer
 from service.text.tools.dialect import tool_dialect
 from telemetry.facts.clock import MonotonicClock
 from tests.support.capped_types import uncapped
+from tests.support.models.model_folders import write_tokenizer
 from tests.support.servers.server import Server
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
@@ -75,6 +78,24 @@ def test_what_cannot_be_answered_is_refused_by_name(
     assert isinstance(refused, PackedError)
     assert refused.status in (400, 404)
     assert (refused.param or "").partition("[")[0] == param
+
+
+def test_no_answer_has_more_than_can_be_written_in_one_piece(tmp_path: Path) -> None:
+    """However much larger than its body it would be: a rare character is several tokens, and a
+    token may be a long text."""
+    most = limits.TOKENIZED_IDS.value
+    many = ask(TokenTask.TOKENIZE, prompt="é" * (most // 2 + 1))
+    assert isinstance(many, PackedError)
+    assert (many.status, many.param) == (400, "prompt")
+    assert str(most) in many.message
+
+    folder = write_tokenizer(tmp_path, ["x" * 128])
+    model = ModelRef(kind=ModelKind.HF_FOLDER, path=str(folder), name="folder")
+    reader = TokenReader(load_tokenizer(model), model.name, DIALECT)
+    for count, is_refused in ((65_536, False), (65_537, True)):
+        body = json.dumps({"tokens": [2] * count}).encode()
+        found = reader.read(TokenTask.DETOKENIZE, body, CONTEXT_TOKENS)
+        assert isinstance(found, PackedError) == is_refused
 
 
 def test_no_field_of_the_bodies_is_without_a_cap() -> None:

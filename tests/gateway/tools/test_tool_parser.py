@@ -87,6 +87,18 @@ def test_a_call_that_is_cut_has_what_there_is_and_is_not_whole(form: ToolFormat)
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name.value)
+def test_calls_that_are_cut_after_their_first_arguments_leave_no_text(form: ToolFormat) -> None:
+    """Neither what closes a call nor what begins the next one is text."""
+    whole, arguments = form.write(written(form)), written(form)[0].arguments
+    begin = whole.index(arguments) + len(arguments)
+    for end in range(begin, len(whole) + 1):
+        text, parser, _ = read(form, list(whole[:end]))
+
+        assert text == "", whole[begin:end]
+        assert parser.calls[0].is_whole
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name.value)
 def test_what_only_begins_like_a_call_is_text_and_is_counted(form: ToolFormat) -> None:
     said = f"Look: {form.marker} is how calls begin"
     text, parser, _ = read(form, [said])

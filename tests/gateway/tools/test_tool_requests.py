@@ -9,6 +9,7 @@ import pytest
 
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError
+from service.gateway.http import limits
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader, IngestResult
 from service.gateway.ingest.schemas import Operation
@@ -57,6 +58,12 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
+LEVELS = limits.SCHEMA_LEVELS.value + 1
+TOO_DEEP = '{"a":' * LEVELS + "1" + "}" * LEVELS
+DEEP = json.loads(TOO_DEEP)
+LONG = {"description": "x" * limits.GRAMMAR_CHARACTERS.value}
+
+
 @pytest.mark.parametrize(
     ("choice", "names", "needed"),
     [
@@ -101,6 +108,10 @@ def test_tools_are_described_in_the_prompt() -> None:
         ({"tools": [tool(parameters={"type": "array"})]}, "object"),
         ({"tools": [tool(parameters={"type": "strnig"})]}, "strnig"),
         ({"tools": [tool("a b")]}, "regex"),
+        ({"tools": [tool(parameters=DEEP)], "tool_choice": "none"}, "nested too deeply"),
+        ({"tools": [tool(parameters=LONG)], "tool_choice": "none"}, "characters"),
+        ({"tools": [tool(), tool("b", parameters=DEEP)], "tool_choice": named("get")},
+         "nested too deeply"),
         ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "function"),
         ({"ignore_eos": True}, "end"),
         ({"structured_outputs": {"regex": "a"}}, "exclude"),
@@ -143,6 +154,8 @@ def test_results_are_new_until_the_assistant_has_spoken_again() -> None:
         ([{**TALK[0], "tool_calls": [call()]}], "messages[0].tool_calls"),
         ([*TALK[:2], {"role": "tool", "tool_call_id": "c1"}], "messages[2].content"),
         ([TALK[0], {"role": "assistant", "tool_calls": [call("[1]")]}],
+         "messages[1].tool_calls[0].function.arguments"),
+        ([TALK[0], {"role": "assistant", "tool_calls": [call(TOO_DEEP)]}],
          "messages[1].tool_calls[0].function.arguments"),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from service.composition import replay_child, root_worker
 from service.composition.root_failures import RootFailure, RootFailures
 from service.composition.root_worker import NOTHING, RootWorker
 from telemetry.facts.clock import ManualClock, MonotonicClock
@@ -52,6 +53,19 @@ class CountedClock(ManualClock):
         eventually(lambda: self.reads >= enough, "another look at the clock")
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whether an explanation is due: every test here waits for that."""
+    monkeypatch.setattr(root_worker, "_POLL_S", 0.02)
+
+
+@pytest.fixture
+def same_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests a child of the lowest one would get no core for half a minute."""
+    monkeypatch.setattr(replay_child, "_NICE", 0)
+
+
+@pytest.mark.usefixtures("same_priority")
 def test_a_fault_is_explained() -> None:
     record, said = stalled()
     worker = RootWorker(MonotonicClock(), lambda: said, lambda: [record], None)
@@ -65,6 +79,7 @@ def test_a_fault_is_explained() -> None:
     assert found["diagnosis"]["findings"][0]["symptom"] == "host_stall"
 
 
+@pytest.mark.usefixtures("same_priority")
 def test_the_answer_has_the_settings_that_would_meet_the_objectives(tmp_path: Path) -> None:
     """By the SLO classes of the server's own file; they are met here, so nothing is to be set."""
     record, said = stalled()
@@ -107,6 +122,7 @@ def test_a_broken_promise_is_explained_by_the_onset_of_its_finding() -> None:
     assert early == []
 
 
+@pytest.mark.usefixtures("same_priority")
 def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_took() -> None:
     """However long the fault lasts, it takes a twentieth of a core."""
     _, said = stalled()
@@ -159,6 +175,7 @@ def test_nothing_is_replayed_while_nothing_is_wrong_or_not_for_long_enough(said:
     assert worker.answer == NOTHING
 
 
+@pytest.mark.usefixtures("same_priority")
 def test_a_record_that_cannot_be_replayed_is_told() -> None:
     _, said = stalled()
     found = failure_of(worker_of(said, b"no journal"))

@@ -29,15 +29,17 @@ def scripted_folder(
     *,
     end: str = "<end>",
     special: Sequence[str] = (),
+    spaced: bool = False,
 ) -> Path:
     """A folder whose model says `follows[word]` after `word`; each word is one token.
 
     Bytes are tokens too. What follows no other word ends the text. `special` words are control
-    tokens, which are not part of a text.
+    tokens, which are not part of a text. With `spaced` the tokenizer is SentencePiece's kind: a
+    space that a text begins with is none of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = list(dict.fromkeys([end, *follows.keys(), *follows.values()]))
-    ids = _write_tokenizer(folder, words, {end, *special}, template, end)
+    ids = _write_tokenizer(folder, words, {end, *special}, template, end, spaced)
     size = max(ids.values()) + 1
     hidden = -(-size // 32) * 32
     config = {
@@ -60,12 +62,15 @@ def scripted_folder(
 
 
 def _write_tokenizer(
-    folder: Path, words: Sequence[str], special: set[str], template: str, end: str
+    folder: Path, words: Sequence[str], special: set[str], template: str, end: str, spaced: bool
 ) -> dict[str, int]:
     """tokenizer.json and its settings; the ids of the words."""
     backend = Backend(models.BPE(vocab=dict(byte_level_table()), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
+    if spaced:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Metaspace(prepend_scheme="never")
     for word in words:
         token = AddedToken(word, special=word in special, normalized=False)
         (backend.add_special_tokens if word in special else backend.add_tokens)([token])

@@ -62,10 +62,18 @@ class Server:
         folder = () if "--dump-dir" in args else ("--dump-dir", self._dumps.name)
         # which one `auto` takes hangs on the machine, and with it tokens and speed
         executor = () if "--executor" in args else ("--executor", "native")
-        self.args = (*folder, *executor, *args)
+        self.args = (*folder, *executor, *self._of_little(args), *args)
         self._env = env
         self._log = tempfile.NamedTemporaryFile(prefix="phasescope-test-", suffix=".log")  # noqa: SIM115
         self.client = httpx.Client(base_url=self.url, timeout=120)
+
+    def _of_little(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        """The smallest model needs no second thread, nor a second process that reads bodies: each
+        would take the CPU that the start of the others needs."""
+        if self.command != "serve" or "dummy:tiny" not in args or "--engines" in args:
+            return ()
+        flags = ("--threads", "--ingest-workers")
+        return tuple(word for flag in flags if flag not in args for word in (flag, "1"))
 
     def __enter__(self) -> Server:
         command = (self.command, "--port", str(self.port), *self.args)

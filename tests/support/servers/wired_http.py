@@ -1,10 +1,11 @@
-"""One connection to an application, through the server's HTTP protocol, on the test's own loop."""
+"""Connections to an application, through the server's HTTP protocol, on the test's own loop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -13,13 +14,19 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from service.config.http_settings import HttpConfig
-from service.gateway.http.acceptor import OpenConnections
+from service.gateway.http.acceptor import Acceptor, OpenConnections
 from service.gateway.http.arrival import StampedProtocol, stamp_arrivals
 from service.gateway.http.connection import GuardedHttp
 from telemetry.metrics.connections import ConnectionCounts, Refusal
 
 PATIENCE_S = 20.0
 """Only turns a hang into a failure."""
+
+
+async def until_there(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 class Wire:
@@ -61,9 +68,7 @@ class Wire:
 
     async def closed(self) -> None:
         """Wait until the server's side is gone."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.counts.open:
-                await asyncio.sleep(0.005)
+        await until_there(lambda: not self.counts.open)
 
 
 @asynccontextmanager
@@ -77,16 +82,9 @@ async def wired(
     read."""
     connections = OpenConnections(limits or HttpConfig(), stuck_write_s=stuck_write_s)
     client, accepted = _pair(buffer_bytes)
-    config = uvicorn.Config(
-        app, ws="none", interface="asgi3", lifespan="off", access_log=False, log_config=None
-    )
-    config.load()
     state = ServerState()
     transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: StampedProtocol(
-            config=config, server_state=state, app_state={}, connections=connections
-        ),
-        accepted,
+        _protocols(app, state, connections), accepted
     )
     (http,) = state.connections
     wire = Wire(
@@ -102,9 +100,59 @@ async def wired(
         if wire.counts.open:
             wire.transport.abort()
         await wire.closed()
-        for task in list(state.tasks):
-            task.cancel()
-        await asyncio.gather(*state.tasks, return_exceptions=True)
+        await _end_tasks(state)
+
+
+class Listening:
+    """A server that takes connections at `port`."""
+
+    def __init__(self, port: int, state: ServerState, counts: ConnectionCounts) -> None:
+        self.port, self.counts = port, counts
+        self._state = state
+
+    @property
+    def open(self) -> list[GuardedHttp]:
+        """The server's side of each connection, after its TLS handshake."""
+        return [cast(GuardedHttp, http) for http in self._state.connections]
+
+
+@asynccontextmanager
+async def listening(
+    app: ASGIApp, limits: HttpConfig, context: ssl.SSLContext
+) -> AsyncIterator[Listening]:
+    """A server of `app` with TLS. Clients that have not shaken hands must close their ends."""
+    connections, state = OpenConnections(limits), ServerState()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = Acceptor(listener, connections, _protocols(app, state, connections), context)
+        acceptor.start()
+        server = Listening(listener.getsockname()[1], state, connections.counts)
+        try:
+            yield server
+        finally:
+            acceptor.close()
+            await acceptor.wait_closed()
+            for http in server.open:
+                http.displace()
+            await until_there(lambda: not server.counts.open)
+            await _end_tasks(state)
+
+
+def _protocols(
+    app: ASGIApp, state: ServerState, connections: OpenConnections
+) -> Callable[[], StampedProtocol]:
+    config = uvicorn.Config(
+        app, ws="none", interface="asgi3", lifespan="off", access_log=False, log_config=None
+    )
+    config.load()
+    return lambda: StampedProtocol(
+        config=config, server_state=state, app_state={}, connections=connections
+    )
+
+
+async def _end_tasks(state: ServerState) -> None:
+    for task in list(state.tasks):
+        task.cancel()
+    await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
 def _pair(buffer_bytes: int | None) -> tuple[socket.socket, socket.socket]:

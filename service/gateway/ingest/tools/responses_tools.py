@@ -100,7 +100,7 @@ def repeated_tools(
     if isinstance(choice, ResponseToolChoice):
         given = msgspec.to_builtins(choice)
         shown = {name: value for name, value in given.items() if value is not None}
-    return {"tools": msgspec.to_builtins(tools or []), "tool_choice": shown}
+    return {"tools": tools or [], "tool_choice": shown}
 
 
 def _wrong(message: str) -> ApiError:

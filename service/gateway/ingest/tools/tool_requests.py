@@ -17,7 +17,7 @@ from service.engine.vocabulary import JSON_SPELLING
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.decoding import INVALID_GRAMMAR
-from service.gateway.ingest.formats import checked_schema
+from service.gateway.ingest.formats import checked_schema, is_deeper
 from service.gateway.ingest.request_types import ChatBody, ChatMessage
 from service.gateway.ingest.tools.tool_types import FunctionSpec, ToolCall, ToolChoice
 from service.text.tokenizer import Tokenizer
@@ -55,16 +55,18 @@ def asked_tools(sent: ChatBody, answer: Grammar | None) -> AskedTools | None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise bad_request("tools: two functions have the same name", "tools")
+    # those that are not called too: they are described, or repeated in the answer
+    schemas = [checked_schema(spec.parameters or {}, _place(at)) for at, spec in enumerate(specs)]
     if choice == "none":
         return None
     if sent.ignore_eos:
         raise bad_request("an answer that may be a call must be able to end", "ignore_eos")
     allowed, needed = _allowed(choice, names)
-    pairs = [_callable(spec, at) for at, spec in enumerate(specs) if spec.name in allowed]
+    called = [at for at, name in enumerate(names) if name in allowed]
     return AskedTools(
         described=tuple(_described(spec) for spec in specs),
-        functions=tuple(function for function, _ in pairs),
-        schemas=tuple(schema for _, schema in pairs),
+        functions=tuple(_callable(specs[at], _place(at)) for at in called),
+        schemas=tuple(schemas[at] for at in called),
         needed=needed,
         most_calls=1 if sent.parallel_tool_calls is False else limits.ANSWER_CALLS.value,
         answer=_answer_schema(answer),
@@ -109,17 +111,21 @@ def tool_use(asked: AskedTools, dialect: ToolDialect, tokenizer: Tokenizer) -> T
 
 
 def template_calls(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
-    """Calls of an earlier answer for a dialect. Raises ApiError if arguments are no JSON object."""
+    """Calls of an earlier answer for a dialect. Raises ApiError if arguments are no JSON object, or
+    are nested so deeply that a template could not write them."""
     found = []
+    most = limits.SCHEMA_LEVELS.value
     for at, call in enumerate(calls):
         arguments = call.function.arguments or "{}"
         place = f"{where}.tool_calls[{at}].function.arguments"
         try:
-            is_object = isinstance(msgspec.json.decode(arguments), dict)
+            value = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
-            is_object = False
-        if not is_object:
+            value = None
+        if not isinstance(value, dict):
             raise bad_request(f"{place} must be a JSON object as text", place)
+        if is_deeper(value, most):
+            raise bad_request(f"{place} is nested too deeply; {most} levels are allowed", place)
         function = {"name": call.function.name, "arguments": arguments}
         found.append({"id": call.id, "type": "function", "function": function})
     return found
@@ -180,15 +186,17 @@ def _wrong_choice(name: str) -> ApiError:
     )
 
 
-def _callable(spec: FunctionSpec, at: int) -> tuple[CallableFunction, str]:
-    """The function for the grammar, and its schema as it was sent. Raises ApiError."""
-    field = f"tools[{at}].function.parameters"
-    sent = checked_schema(spec.parameters or {}, field)
+def _place(at: int) -> str:
+    return f"tools[{at}].function.parameters"
+
+
+def _callable(spec: FunctionSpec, field: str) -> CallableFunction:
+    """The function for the grammar. Raises ApiError."""
     try:
         schema = arguments_schema(spec.parameters, bool(spec.strict), JSON_SPELLING)
     except ParametersError as error:
         raise bad_request(f"{field}: {error}", field, INVALID_GRAMMAR) from error
-    return CallableFunction(spec.name, schema), sent
+    return CallableFunction(spec.name, schema)
 
 
 def _described(spec: FunctionSpec) -> dict[str, Any]:
