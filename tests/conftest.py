@@ -12,19 +12,25 @@ import sys
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from telemetry.host.gc_watch import settle_collector
+from tests.support.groups import GROUP_OF, GROUPS
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
 from tests.support.slow import SLOW
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 # Images often set it, and then each process of each server compiles all of its modules again. The
 # servers inherit this environment.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+KINDS = ("server", "long", "short")  # of files, the heaviest first
 STARTS_SERVERS = {"server", "shared_server", "default_model"}
 SERVER_MODULES = (
     "tests.support.servers.server", "tests.support.servers.fleet", "benchmarks.starter",
@@ -48,8 +54,23 @@ def pytest_unconfigure() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """A file at a time, and the files of a group as if they were one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class GroupedFiles(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return GROUP_OF.get(file, file)
+
+    return GroupedFiles(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    kinds: dict[Path, str] = {}
+    kinds: dict[str, str] = {}
     for item in items:
         assert isinstance(item, pytest.Function)
         uses = {getattr(value, "__module__", None) for value in vars(item.module).values()}
@@ -58,20 +79,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(name in item.nodeid for name in SLOW):
             item.add_marker("slow")
         marks = {mark.name for mark in item.iter_markers()}
-        kinds[item.path] = next((one for one in ("server", "long") if one in marks), "short")
-    places = {path: place for place, path in enumerate(_longest_first(kinds))}
-    items.sort(key=lambda item: places[item.path])
+        kind = next((one for one in KINDS if one in marks), "short")
+        kinds[_file_of(item)] = min(kind, kinds.get(_file_of(item), kind), key=KINDS.index)
+    places = {file: place for place, file in enumerate(_longest_first(kinds))}
+    items.sort(key=lambda item: places[_file_of(item)])
 
 
-def _longest_first(kinds: dict[Path, str]) -> list[Path]:
-    """Files that wait for servers and files that compute in turns, so that one of each runs at a
-    time; those of short tests last, so that both processes end together."""
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _longest_first(kinds: dict[str, str]) -> list[str]:
+    """The groups; then files that wait for servers and files that compute in turns, so that one of
+    each runs at a time; those of short tests last, so that both processes end together."""
+    grouped = [file for group in GROUPS for file in group if file in kinds]
     servers, longs, shorts = (
-        [path for path, kind in kinds.items() if kind == wanted]
-        for wanted in ("server", "long", "short")
+        [file for file, kind in kinds.items() if kind == wanted and file not in GROUP_OF]
+        for wanted in KINDS
     )
     turns = chain.from_iterable(zip_longest(servers, longs))
-    return [path for path in (*turns, *shorts) if path is not None]
+    return [file for file in (*grouped, *turns, *shorts) if file is not None]
 
 
 @pytest.fixture(scope="session", autouse=True)

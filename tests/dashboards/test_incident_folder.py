@@ -14,6 +14,7 @@ from telemetry.facts.records import Fact
 from telemetry.journal.journal_reader import open_journal
 from tests.support.servers.server import Server, eventually
 
+HOOKS = Path(__file__).parents[1] / "support" / "hooks"
 CANARY = "xylographic quetzalcoatl"
 TOKEN_IDS = [201, 55, 178, 93, 240, 17, 132, 89]
 FILES = {"report.html", "stacks.txt", "incident.journal"}
@@ -24,7 +25,9 @@ def test_an_incident_has_a_folder_without_prompts_outputs_or_token_ids(tmp_path:
     verdict."""
     reports = tmp_path / "incidents"
     args = ("--model", "dummy:tiny", "--report-dir", str(reports), "--no-root-cause")
-    with Server(*args) as server:
+    folders = os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
+    env = {"PHASESCOPE_SAME_PRIORITY": "1", "PYTHONPATH": folders}
+    with Server(*args, env=env) as server:
         done = server.completion(prompt=f"{CANARY} one", max_tokens=24, ignore_eos=True)
         output = done.json()["choices"][0]["text"]
         server.completion(prompt=TOKEN_IDS, max_tokens=4, ignore_eos=True).raise_for_status()

@@ -43,14 +43,19 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_two_ranks_give_the_logits_of_one(kind: str, tmp_path: Path) -> None:
+    """And closed ranks end without a report of a lost one."""
+    lost: list[str] = []
     model = model_in(tmp_path, kind)
-    with engine_of(model, 1) as alone, engine_of(model, 2) as shared:
+    with engine_of(model, 1) as alone, engine_of(model, 2, lost) as shared:
+        (pid,) = decoder_of(shared)._ranks.pids
         assert shared.backend.name == "torch-cpu x2"
         assert 2 * shared.backend.block_bytes == alone.backend.block_bytes
         theirs, ours = logits_of(alone), logits_of(shared)
 
     assert [tuple(logits.shape) for logits in ours] == [(0, 512), (2, 512)]
     torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
+    assert is_gone(pid)
+    assert lost == []
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -119,15 +124,6 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
     said = "rank 2 of 4 was ended by signal 9"
     assert errors == [(StepFailure.RANK_LOST, said)]
     assert lost == [said]
-
-
-def test_closed_ranks_end_without_a_report_of_a_lost_rank(tmp_path: Path) -> None:
-    lost: list[str] = []
-    with engine_of(model_in(tmp_path), 2, lost) as loaded:
-        (pid,) = decoder_of(loaded)._ranks.pids
-
-    assert is_gone(pid)
-    assert lost == []
 
 
 def ranks_of(engine_pid: int) -> list[int]:

@@ -42,6 +42,7 @@ from service.device.triton.attention import (
 from service.device.triton.fused import gated, norm_of_sum, rope_and_write_kv
 from service.device.triton.ops import FusedOps
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
+from tests.support.examples import examples
 from tests.support.servers.lively import LivelyWeights
 
 pytestmark = pytest.mark.long
@@ -119,7 +120,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, 25)
 @given(
     shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.sampled_from(KINDS),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=3),
@@ -220,7 +221,7 @@ def test_the_gate_is_torchs(tokens: int, width: int, seed: int) -> None:
     close(gated(both), functional.silu(first) * second)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(5, 15)
 @given(
     shapes, st.booleans(), st.sampled_from(KINDS),
     st.integers(0, 10**6),

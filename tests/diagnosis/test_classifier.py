@@ -29,6 +29,7 @@ from tests.support.worlds.twin_cases import (
     SECOND,
     baseline_of,
     during,
+    first_found,
     judged,
     judged_once,
     top_of,
@@ -86,7 +87,7 @@ def test_the_measurement_that_decides_is_taken_where_its_symptom_is_found(sympto
 
 def detection_delay_ns(one: Twin) -> int:
     """Time from the onset of the fault to its first finding."""
-    found_ns = next(at_ns for at_ns, diagnosis in verdicts(one) if diagnosis.findings)
+    found_ns, _ = first_found(one)
     return found_ns - (one.onset_ns or 0)
 
 
@@ -134,7 +135,7 @@ def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.Monkey
         return window_of(*args, **more)
 
     monkeypatch.setattr("diagnosis.verdicts.mean_harm.window_of", recording)
-    detection_delay_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
+    verdicts(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
     first = recorded.index(True)
     assert first > 0

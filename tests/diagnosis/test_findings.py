@@ -19,7 +19,7 @@ from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.rules import findings_of
 from diagnosis.verdicts.tail_harm import TailHarm
 from lab.twins.registry import TWINS
-from tests.support.worlds.twin_cases import SECOND, twin, verdicts
+from tests.support.worlds.twin_cases import SECOND, first_found, judged_once, twin, verdicts
 
 pytestmark = pytest.mark.long
 
@@ -73,7 +73,7 @@ def test_two_sequences_that_run_on_after_a_disconnect_are_a_leak() -> None:
 
 def test_a_leak_is_found_once_and_before_requests_are_delayed() -> None:
     for mechanism in TWINS["cancellation_leak"]:
-        said = [said for _, said in verdicts(twin("cancellation_leak", mechanism))]
+        said = [said for _, said in judged_once("cancellation_leak", mechanism).verdicts]
         named = [[one.symptom for one in diagnosis.findings] for diagnosis in said]
         assert all(len(set(names)) == len(names) for names in named)
         first = next(diagnosis for diagnosis in said if diagnosis.findings)
@@ -93,7 +93,7 @@ def test_an_alarm_lasts_as_long_as_the_harm_also_without_a_finding(
         return charged, found if end_ns - onset_ns > 6 * SECOND else []
 
     monkeypatch.setattr(MeanHarm, "_charge", slowly)
-    first = next(said for _, said in verdicts(one) if said.findings)
+    _, first = first_found(one)
 
     assert one.onset_ns is not None
     assert first.onset_ns is not None

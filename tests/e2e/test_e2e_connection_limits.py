@@ -1,6 +1,6 @@
 """A server at the limit of its connections or descriptors: what it closes, refuses and says.
 
-Each test has a server of its own, with the limit that it is about.
+Those whose limits would be felt by others have a server of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -29,12 +30,15 @@ from tests.support.servers.server import Server, eventually
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_a_response_that_is_not_read_is_dropped() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--model", "dummy:tiny", "--slow-client-timeout", "1") as running:
+        yield running
+
+
+def test_a_response_that_is_not_read_is_dropped(server: Server) -> None:
     """Its connection ends although the client keeps it open."""
-    with (
-        Server("--model", "dummy:tiny", "--slow-client-timeout", "1") as server,
-        socket.socket() as client,
-    ):
+    with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(30)
         client.connect((HOST, server.port))
@@ -77,24 +81,23 @@ def _is_served(server: Server) -> bool:
     return False
 
 
-def test_a_server_without_descriptors_reports_it_and_recovers() -> None:
+def test_a_server_without_descriptors_reports_it_and_recovers(server: Server) -> None:
     """Clients with a connection are served. More connections come than there are descriptors."""
-    with Server("--model", "dummy:tiny") as server:
-        pid = server.process.pid
-        others_are_served(server)
-        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        few = len(descriptors(server)) + 16
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, hard))
-        with connections(server, 60) as taken:
-            for one in taken:
-                one.sendall(b"POST /v1/completions HTTP/1.1\r\n")
-            failures = "phasescope_accept_failures_total"
-            eventually(lambda: metric(server, failures) >= 1, "a failure to accept")
-            assert server.completion(**ASK).status_code == 200
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+    pid = server.process.pid
+    others_are_served(server)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    few = len(descriptors(server)) + 16
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, hard))
+    with connections(server, 60) as taken:
+        for one in taken:
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        failures = "phasescope_accept_failures_total"
+        eventually(lambda: metric(server, failures) >= 1, "a failure to accept")
+        assert server.completion(**ASK).status_code == 200
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
 
-        others_are_served(server)
-        assert server.log().count("cannot take connections: Too many open files") == 1
+    others_are_served(server)
+    assert server.log().count("cannot take connections: Too many open files") == 1
 
 
 def test_a_limit_above_the_systems_is_lowered_and_reported() -> None:

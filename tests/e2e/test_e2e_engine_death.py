@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.servers.server import Server, eventually, sse_events
 
@@ -27,7 +29,7 @@ class Stream(threading.Thread):
         self._url = url
 
     def run(self) -> None:
-        body = {"prompt": "Count:", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        body = {"prompt": "Count:", "max_tokens": 1900, "stream": True, "ignore_eos": True}
         headers = {"x-request-id": self.request_id}
         with httpx.stream(
             "POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=60
@@ -38,6 +40,13 @@ class Stream(threading.Thread):
                 self.started.set()
         self.ended_s = time.monotonic()
         self.events = sse_events(lines)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The last test here stops it. Its model is so large that no stream ends before its engine."""
+    with Server("--model", "dummy:small") as running:
+        yield running
 
 
 def test_streams_end_with_a_typed_error_and_the_service_comes_back(server: Server) -> None:
@@ -70,11 +79,10 @@ def test_streams_end_with_a_typed_error_and_the_service_comes_back(server: Serve
     assert answer.json()["usage"]["completion_tokens"] >= 1
 
 
-def test_a_server_stops_on_sigterm_while_its_engine_is_dead() -> None:
+def test_a_server_stops_on_sigterm_while_its_engine_is_dead(server: Server) -> None:
     """No new engine is started behind its back, and the exit is clean."""
-    with Server("--model", "dummy:tiny") as server:
-        os.kill(server.snapshot()["engine_pid"], signal.SIGKILL)
-        eventually(lambda: not server.is_ready(), "unreadiness", 5)
-        server.process.send_signal(signal.SIGTERM)
+    os.kill(server.snapshot()["engine_pid"], signal.SIGKILL)
+    eventually(lambda: not server.is_ready(), "unreadiness", 5)
+    server.process.send_signal(signal.SIGTERM)
 
-        assert server.process.wait(20) == 0
+    assert server.process.wait(20) == 0

@@ -18,7 +18,6 @@ import httpx
 import msgspec
 import pytest
 
-from dashboards.source import journal_of
 from service.cli.main import main
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, StallDetected
@@ -298,14 +297,3 @@ def test_without_journal_memory_there_is_no_recorder_and_a_signal_is_ignored() -
         assert dump.json()["error"]["code"] == "recorder_off"
         assert "phasescope_journal_bytes" not in server.client.get("/metrics").text
         assert server.is_ready()
-
-
-def test_the_debug_key_guards_the_recorder(tmp_path: Path) -> None:
-    from dashboards.monitor.client import Unreachable
-
-    with Server("--model", "dummy:tiny", env={"PHASESCOPE_DEBUG_KEY": "open sesame"}) as server:
-        assert server.client.post("/debug/dump").status_code == 401
-        with pytest.raises(Unreachable, match="give --debug-key"), journal_of(server.url):
-            pass
-        with journal_of(server.url, "open sesame") as journal:
-            assert any(isinstance(fact, EngineStarted) for fact in journal.facts())

@@ -172,8 +172,8 @@ def test_a_clients_request_id_is_used_only_when_it_is_well_formed(server: Server
 def test_a_full_queue_is_429_with_retry_after() -> None:
     """One runs, one waits, the third is refused at once and told when to come back."""
     flags = ("--max-num-seqs", "1", "--max-batched-tokens", "64", "--queue-limit", "1")
-    body = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with Server("--model", "dummy:smollm2-135m", *flags) as server:
+    body = {"prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    with Server("--model", "dummy:small", *flags) as server:
         url = f"{server.url}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=60) as first:
             lines = first.iter_lines()  # held: closing the iterator closes the stream
@@ -213,18 +213,3 @@ def test_a_timeout_cancels_the_request_and_frees_its_blocks(server: Server) -> N
     eventually(server.is_empty, "an empty engine")
     facts = server.facts_of(answer.headers["x-request-id"])
     assert (facts["outcome"], facts["reason"]) == ("cancelled", "deadline")
-
-
-def test_the_api_and_the_debug_routes_have_separate_keys() -> None:
-    """Two keys for two groups of routes; health and readiness are open."""
-    keys = ("--api-key", "api", "--debug-key", "debug")
-    with Server("--model", "dummy:tiny", *keys) as server:
-        error_of(server.completion(max_tokens=1), 401)
-        error_of(server.client.get("/metrics"), 401)
-        api = {"authorization": "Bearer api"}
-        error_of(server.client.get("/debug/snapshot", headers=api), 401)
-        answer = server.client.post("/v1/completions", json=OK, headers=api)
-        assert answer.status_code == 200
-        debug = {"authorization": "Bearer debug"}
-        assert server.client.get("/metrics", headers=debug).status_code == 200
-        assert server.client.get("/health").status_code == 200

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lab.simulation.sim_executor import sim_token
 from telemetry.facts.reasons import EndReason
+from tests.support.examples import examples
 from tests.support.worlds.engine_world import World
 
 pytestmark = pytest.mark.long
@@ -35,7 +36,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, 150)
 @given(
     arrivals=arrivals,
     depth=st.sampled_from([1, 2]),

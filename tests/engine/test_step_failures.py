@@ -34,7 +34,7 @@ from telemetry.facts.engine_records import EngineStarted, SequenceEnded, StepAbo
 from telemetry.facts.reasons import EndReason, StepFailure
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
-from tests.support.worlds.twin_cases import during, top_of, twin, verdicts
+from tests.support.worlds.twin_cases import during, judged_once, top_of, twin
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS, BLOCKS = 16, 64
@@ -226,18 +226,20 @@ def test_an_error_that_only_mentions_memory_is_not_out_of_memory(said: str) -> N
 )
 def test_a_diagnosis_names_the_kind_and_never_memory(mechanism: str, kind: str) -> None:
     one = twin("step_failure", mechanism)
-    said = [diagnosis for diagnosis in during(one, verdicts(one)) if diagnosis.findings]
+    found = judged_once("step_failure", mechanism).verdicts
+    said = [diagnosis for diagnosis in during(one, found) if diagnosis.findings]
 
     assert {top_of(diagnosis) for diagnosis in said} == {"step_failure"}
-    found = said[-1].findings[0]
-    assert kind in found.claim
+    finding = said[-1].findings[0]
+    assert kind in finding.claim
     assert all(f.symptom is not Symptom.OUT_OF_MEMORY for one in said for f in one.findings)
 
 
 @pytest.mark.parametrize("mechanism", TWINS["out_of_memory"])
 def test_out_of_memory_is_still_diagnosed_as_such(mechanism: str) -> None:
     one = twin("out_of_memory", mechanism)
-    named = {f.symptom for said in during(one, verdicts(one)) for f in said.findings}
+    found = judged_once("out_of_memory", mechanism).verdicts
+    named = {f.symptom for said in during(one, found) for f in said.findings}
     assert Symptom.OUT_OF_MEMORY in named
     assert Symptom.STEP_FAILURE not in named
 

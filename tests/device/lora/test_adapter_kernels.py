@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.attention.triton_paged import TritonPagedAttention
 from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.cuda.executor import CudaExecutor
 from service.device.cuda.runtime import StandInRuntime
@@ -31,10 +30,10 @@ from service.device.quantization.precision import Precision
 from service.device.sampling.sampler import Sampler
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
-from service.device.triton.ops import FusedOps
 from service.engine.executor import DeviceFailure
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.adapters import texts
+from tests.support.models.graph_attention import TorchGraphAttention
 from tests.support.servers.lively import LivelyWeights
 
 pytestmark = pytest.mark.long
@@ -154,13 +153,6 @@ SMALL_ADAPTERS = {
 PROMPTS = [[20, 21, 22, 23, 24], [7] * 9]
 
 
-def decoder_of(adapters: DecoderAdapters) -> Decoder:
-    attention = TritonPagedAttention(SMALL.spec, PAGE, CPU)
-    precision = Precision(torch.float32, torch.float32)
-    ops = FusedOps(SMALL.spec)
-    return Decoder(SMALL, attention, MAX_TOKENS, precision, CPU, ops=ops, adapters=adapters)
-
-
 def placed(executor: Any) -> Any:
     for number, adapter in SMALL_ADAPTERS.items():
         executor.place_adapter(number, adapter)
@@ -168,12 +160,15 @@ def placed(executor: Any) -> Any:
 
 
 def cuda_executor_of(adapters: DecoderAdapters) -> tuple[CudaExecutor, StandInRuntime]:
-    decoder, clock = decoder_of(adapters), MonotonicClock()
+    """Of our kernels those for adapters: others are tested without them, and are interpreted."""
+    attention, clock = TorchGraphAttention(PAGE, CPU), MonotonicClock()
+    precision = Precision(torch.float32, torch.float32)
+    decoder = Decoder(SMALL, attention, MAX_TOKENS, precision, CPU, adapters=adapters)
     runtime = StandInRuntime(clock)
     cache = make_cache(KvFormat.PLAIN, SMALL.spec, PAGES + 1, PAGE, torch.float32, CPU)
     executor = CudaExecutor(
-        decoder, TritonPagedAttention(SMALL.spec, PAGE, CPU), cache, runtime,
-        Sampler(SMALL.spec.vocab, clock), clock, MAX_ROWS, MAX_TOKENS,
+        decoder, attention, cache, runtime, Sampler(SMALL.spec.vocab, clock), clock, MAX_ROWS,
+        MAX_TOKENS,
     )  # fmt: skip
     return placed(executor), runtime
 

@@ -18,7 +18,6 @@ from diagnosis.verdicts.offline import diagnose_journal
 from lab.twins.faults.promise_faults import PLAIN_POLICY
 from lab.twins.registry import TWINS, build_clean
 from lab.twins.traffic import policy_of_world
-from lab.twins.twin import Twin
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
 from telemetry.facts.reasons import FactSource
@@ -32,7 +31,7 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
-from tests.support.worlds.twin_cases import SECOND, SEED, top_of, twin, verdicts
+from tests.support.worlds.twin_cases import SECOND, SEED, judged_once, top_of, twin, verdicts
 
 MISSED = Symptom.SLO_MISSED
 FORMS = TWINS[MISSED.value]
@@ -42,9 +41,9 @@ def promise_of(said: Diagnosis) -> Finding | None:
     return next((one for one in said.findings if one.symptom is MISSED), None)
 
 
-def found_in(one: Twin) -> list[tuple[int, Finding]]:
+def found_in(said: list[tuple[int, Diagnosis]]) -> list[tuple[int, Finding]]:
     """Every finding of a missed promise, and when it was made."""
-    pairs = [(at_ns, promise_of(said)) for at_ns, said in verdicts(one)]
+    pairs = [(at_ns, promise_of(one)) for at_ns, one in said]
     return [(at_ns, finding) for at_ns, finding in pairs if finding is not None]
 
 
@@ -63,7 +62,7 @@ def timelines_of(facts: list[Fact], policy: SloPolicy) -> list[RequestTimeline]:
 def test_each_form_is_named_since_the_first_requests(form: str) -> None:
     """Twenty seeds of each are in `benchmarks.diagnosis.promises`."""
     one = twin(MISSED.value, form)
-    found = found_in(one)
+    found = found_in(judged_once(MISSED.value, form).verdicts)
     forms = Counter(p.form for _, finding in found for p in finding.promises)
     begin_ns = fact_ns(one.facts[0])
 
@@ -81,7 +80,7 @@ def test_the_same_server_keeps_its_promise_without_what_is_wrong(form: str) -> N
 
 
 def test_a_bad_setting_is_named_with_the_wait_that_it_makes() -> None:
-    _, finding = found_in(twin(MISSED.value, "misconfigured"))[-1]
+    _, finding = found_in(judged_once(MISSED.value, "misconfigured").verdicts)[-1]
     (promise,) = finding.promises
 
     assert promise.setting in ("max_num_seqs", "max_batched_tokens", "kv_memory")
@@ -95,7 +94,7 @@ def test_a_bad_setting_is_named_with_the_wait_that_it_makes() -> None:
 
 
 def test_impossible_requests_spend_their_time_on_their_own_prompts() -> None:
-    _, finding = found_in(twin(MISSED.value, "impossible"))[-1]
+    _, finding = found_in(judged_once(MISSED.value, "impossible").verdicts)[-1]
     (promise,) = finding.promises
 
     assert next(iter(promise.parts)) == Part.OWN_PREFILL
@@ -103,7 +102,8 @@ def test_impossible_requests_spend_their_time_on_their_own_prompts() -> None:
 
 
 def test_of_two_classes_only_the_one_that_misses_is_named() -> None:
-    said = [finding.promises for _, finding in found_in(twin(MISSED.value, "one_class"))]
+    found = found_in(judged_once(MISSED.value, "one_class").verdicts)
+    said = [finding.promises for _, finding in found]
 
     assert {promise.slo_class for promises in said for promise in promises} == {"voice"}
 
@@ -154,7 +154,7 @@ def test_requests_that_wait_beyond_their_target_have_missed_before_they_end() ->
     one = twin(MISSED.value, "misconfigured")
     never = (RequestEnded, SequenceEnded, StepRecorded)
     facts = [fact for fact in one.facts if not isinstance(fact, never)]
-    found = found_in(replace(one, facts=facts))
+    found = found_in(verdicts(replace(one, facts=facts)))
 
     assert found
     assert found[0][0] - fact_ns(facts[0]) < 20 * SECOND

@@ -11,18 +11,16 @@ from diagnosis.root_cause.root import root_cause
 from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Trial
 from diagnosis.settings_search.answered import answered
 from diagnosis.symptoms import MissForm, Symptom
-from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.clock import MonotonicClock
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
-from tests.support.worlds.twin_cases import twin
+from tests.support.worlds.twin_cases import judged_once, twin
 
 
 def said_of(form: str) -> Diagnosis:
-    one = twin("slo_missed", form)
-    diagnoser = Diagnoser(policy=one.policy)
-    diagnoser.on_facts(one.facts)
-    return diagnoser.diagnosis()
+    _, said = judged_once("slo_missed", form).verdicts[-1]
+    return said
 
 
 def answer_of(good_share: float, capacity: int | None) -> SettingsAnswer:

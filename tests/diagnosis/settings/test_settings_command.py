@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 
 import pytest
 
-from service.cli.diagnose_settings import Progress
+from diagnosis.settings_search.answer import SettingsAnswer
+from service.cli.diagnose_settings import Progress, search_settings
 from service.cli.main import main
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.journal.journal import write_journal
@@ -35,6 +37,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "slow.journal"), str(folder / "slo.toml")
 
 
+@pytest.fixture(scope="module")
+def answers() -> list[SettingsAnswer]:
+    """Of the record's search, once it was made."""
+    return []
+
+
+@pytest.fixture
+def one_search(answers: list[SettingsAnswer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is printed of the same record."""
+
+    def once(args: argparse.Namespace) -> SettingsAnswer:
+        if not answers:
+            answers.append(search_settings(args))
+        return answers[0]
+
+    monkeypatch.setattr("service.cli.diagnose.search_settings", once)
+
+
+@pytest.mark.usefixtures("one_search")
 def test_the_table_and_the_words(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +67,7 @@ def test_the_table_and_the_words(
     assert "max_num_seqs 2 -> 4" in said
 
 
+@pytest.mark.usefixtures("one_search")
 def test_the_json_has_what_is_derived(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

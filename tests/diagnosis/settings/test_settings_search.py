@@ -12,6 +12,8 @@ from diagnosis.settings_search.answer import Form, Remedy, SettingsAnswer, Trial
 from diagnosis.settings_search.forecast import Forecaster
 from diagnosis.settings_search.search import search
 from diagnosis.settings_search.thresholds import LEAST_TRIALS, MOST_TRIALS, SEARCH_WORK
+from lab.replay.iteration_cost import IterationCost
+from lab.replay.recorded import RecordedRun
 from lab.simulation.faults import Faults
 from tests.support.worlds.promised import COST, GOOD, MS, POLICY, SECOND, Kind, Promised
 
@@ -68,9 +70,15 @@ def each(*names: str) -> list[Any]:
 
 
 @cache
+def record(name: str) -> tuple[RecordedRun, IterationCost]:
+    """Of a world; a replay changes nothing of it."""
+    return WORLDS[name].recorded(SEED)
+
+
+@cache
 def found(name: str) -> SettingsAnswer:
     world = WORLDS[name]
-    run, cost = world.recorded(SEED)
+    run, cost = record(name)
     return search(run, cost, world.window, POLICY, progress=SAID.setdefault(name, []).append)
 
 
@@ -78,12 +86,15 @@ def names(trial: Trial | None) -> set[str]:
     return set() if trial is None else {setting.name for setting in trial.settings}
 
 
-def rerun(name: str, trial: Trial) -> Trial:
-    """What the same world really gives under the settings of a trial."""
-    world = WORLDS[name].under(trial.settings)
+@cache
+def rerun(name: str) -> Trial:
+    """What the same world really gives under the best settings."""
+    best = found(name).best
+    assert best is not None
+    world = WORLDS[name].under(best.settings)
     run, cost = world.recorded(SEED)
     classes = Forecaster(run, cost, world.window, POLICY).recorded().classes
-    return Trial(settings=trial.settings, classes=classes)
+    return Trial(settings=best.settings, classes=classes)
 
 
 def test_a_server_that_is_well_has_nothing_to_gain() -> None:
@@ -130,14 +141,14 @@ def test_settings_that_are_said_to_meet_the_objectives_do_on_a_rerun(name: str) 
 
     assert best is not None
     assert best.is_met
-    assert rerun(name, best).is_met
+    assert rerun(name).is_met
 
 
 @pytest.mark.parametrize("name", each("whole prompts", "two slots", "flood", "overload"))
 def test_a_forecast_agrees_with_a_rerun(name: str) -> None:
     best = found(name).best
     assert best is not None
-    real = rerun(name, best)
+    real = rerun(name)
 
     for slo_class, one in best.classes.items():
         assert one.good_share == pytest.approx(real.classes[slo_class].good_share, abs=0.08)
@@ -187,7 +198,7 @@ def test_with_drawn_noise_alone_there_is_no_gain() -> None:
     from diagnosis.settings_search.gain import is_gain
 
     world = WORLDS["two slots"]
-    run, cost = world.recorded(SEED)
+    run, cost = record("two slots")
     forecaster = Forecaster(run, cost, world.window, POLICY)
     noise = found("two slots").noise
     replays = [forecaster.replay(noise=forecaster.drawn(seed)).trial for seed in range(4)]
@@ -200,7 +211,7 @@ def test_with_drawn_noise_alone_there_is_no_gain() -> None:
 def test_only_runtime_gives_limits_that_the_running_server_can_have() -> None:
     """Two slots at the start: more need a restart."""
     world = WORLDS["two slots"]
-    run, cost = world.recorded(SEED)
+    run, cost = record("two slots")
     answer = search(run, cost, world.window, POLICY, only_runtime=True)
 
     assert answer.best == answer.best_runtime
@@ -213,7 +224,7 @@ def test_only_runtime_gives_limits_that_the_running_server_can_have() -> None:
 @pytest.mark.parametrize("name", each(*WORLDS))
 def test_a_search_makes_a_bounded_number_of_replays(name: str) -> None:
     world = WORLDS[name]
-    run, cost = world.recorded(SEED)
+    run, cost = record(name)
     work = Forecaster(run, cost, world.window, POLICY).work
 
     assert found(name).tried <= min(MOST_TRIALS, max(LEAST_TRIALS, SEARCH_WORK // work))
@@ -221,7 +232,7 @@ def test_a_search_makes_a_bounded_number_of_replays(name: str) -> None:
 
 def test_the_same_record_gives_the_same_answer() -> None:
     world = WORLDS["whole prompts"]
-    run, cost = world.recorded(SEED)
+    run, cost = record("whole prompts")
     again = search(run, cost, world.window, POLICY)
 
     assert again.best == found("whole prompts").best

@@ -3,6 +3,8 @@ with another setting it does what a fleet with that setting does."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from msgspec.structs import replace as replace_fact
 
@@ -38,6 +40,20 @@ def hits(facts: list[Fact]) -> float:
     return sum(one.hit_tokens for one in found) / sum(one.known_tokens for one in found)
 
 
+def recorded(
+    trace: Trace = Trace.SHAREGPT,
+    rate_per_s: float = 0.7,
+    policy: RoutingPolicy = RoutingPolicy.LEAST_FINISH,
+) -> list[Fact]:
+    """Of a fleet that several tests look at."""
+    return _recorded(trace, rate_per_s, policy)
+
+
+@cache
+def _recorded(trace: Trace, rate_per_s: float, policy: RoutingPolicy) -> list[Fact]:
+    return fleet(trace, rate_per_s=rate_per_s, policy=policy).recorded()
+
+
 def again(facts: list[Fact], *words: str) -> list[Fact]:
     return ReplayedFleet(read_fleet(facts), change_of(words)).replayed()
 
@@ -66,7 +82,7 @@ def test_a_fleet_that_is_simulated_again_does_what_it_did(
     trace: Trace, policy: RoutingPolicy
 ) -> None:
     rate = 0.15 if trace is Trace.AGENTIC else 0.7
-    facts = fleet(trace, rate_per_s=rate, policy=policy).recorded()
+    facts = recorded(trace, rate_per_s=rate, policy=policy)
 
     replayed = again(facts)
 
@@ -76,9 +92,9 @@ def test_a_fleet_that_is_simulated_again_does_what_it_did(
 
 @pytest.mark.parametrize("word", ["policy=round_robin", "policy=prefix_affinity"])
 def test_another_policy_does_what_a_fleet_with_it_does(word: str) -> None:
-    facts = fleet(Trace.SHARED_PREFIX).recorded()
+    facts = recorded(Trace.SHARED_PREFIX)
     policy = RoutingPolicy(word.partition("=")[2])
-    true = fleet(Trace.SHARED_PREFIX, policy=policy).recorded()
+    true = recorded(Trace.SHARED_PREFIX, policy=policy)
 
     found = again(facts, word)
 
@@ -91,7 +107,7 @@ def test_another_policy_does_what_a_fleet_with_it_does(word: str) -> None:
 
 @pytest.mark.parametrize("engines", [2, 5])
 def test_another_number_of_engines_does_what_so_many_do(engines: int) -> None:
-    facts = fleet().recorded()
+    facts = recorded()
 
     found = again(facts, f"engines={engines}")
 
@@ -101,7 +117,7 @@ def test_another_number_of_engines_does_what_so_many_do(engines: int) -> None:
 
 def test_older_signals_do_what_they_do_in_a_fleet() -> None:
     late = TwinFaults(late=(LateReports(None, 0, 1 << 62, 4 * SECOND),))
-    facts = fleet(rate_per_s=1.0).recorded()
+    facts = recorded(rate_per_s=1.0)
 
     found = again(facts, "signal_age_ms=4000")
 
@@ -114,7 +130,7 @@ def test_older_signals_do_what_they_do_in_a_fleet() -> None:
 
 
 def test_limits_of_engines_can_be_changed_too() -> None:
-    facts = fleet(rate_per_s=1.0).recorded()
+    facts = recorded(rate_per_s=1.0)
 
     one = chat(again(facts, "max_num_seqs=1"))
 
@@ -125,9 +141,11 @@ def test_an_engine_that_was_slow_is_slow_again() -> None:
     slow = TwinFaults(slow=(Slow("e1", 10 * SECOND, 25 * SECOND, 3.0),))
     facts = fleet(policy=RoutingPolicy.ROUND_ROBIN, faults=slow).recorded()
 
-    near(chat(again(facts)), chat(facts), 0.2)
-    calm = chat(fleet(policy=RoutingPolicy.ROUND_ROBIN).recorded())
-    assert chat(again(facts)).latency["tpot"].p90_ms > 1.3 * calm.latency["tpot"].p90_ms
+    found = chat(again(facts))
+
+    near(found, chat(facts), 0.2)
+    calm = chat(recorded(policy=RoutingPolicy.ROUND_ROBIN))
+    assert found.latency["tpot"].p90_ms > 1.3 * calm.latency["tpot"].p90_ms
 
 
 def test_engines_die_drain_and_come_when_they_did() -> None:
@@ -150,7 +168,7 @@ def test_engines_die_drain_and_come_when_they_did() -> None:
 
 
 def test_each_request_ends_once_with_as_many_tokens_as_it_had() -> None:
-    facts = fleet(Trace.SHARED_PREFIX).recorded()
+    facts = recorded(Trace.SHARED_PREFIX)
     lengths = {
         fact.request_id: fact.output_tokens for fact in facts if isinstance(fact, RequestEnded)
     }
@@ -169,7 +187,7 @@ def apart(facts: list[Fact], *words: str) -> list[Fact]:
 
 
 def test_prompts_that_are_computed_elsewhere_spare_those_who_decode() -> None:
-    facts = fleet(rate_per_s=1.0).recorded()
+    facts = recorded(rate_per_s=1.0)
     record = read_fleet(facts)
     split = FleetApart(record, change_of(["prefill=1", "decode=2", "link_gb_per_s=50"]))
 
@@ -191,7 +209,7 @@ def test_over_a_slow_link_prompts_stay_where_they_are_decoded() -> None:
 
 
 def test_a_simulation_is_a_function_of_the_record() -> None:
-    facts = fleet().recorded()
+    facts = recorded()
 
     assert again(facts) == again(facts)
     assert apart(facts) == apart(facts)
@@ -212,7 +230,7 @@ def test_a_turn_continues_the_answer_of_the_turn_before() -> None:
 
 
 def test_texts_have_the_prefixes_in_common_that_the_anchors_name() -> None:
-    record = read_fleet(fleet(Trace.SHARED_PREFIX).recorded())
+    record = read_fleet(recorded(Trace.SHARED_PREFIX))
     texts = Texts(record.asks, 16)
 
     for one in record.asks[:20]:
@@ -257,7 +275,7 @@ def test_a_record_without_a_fleet_is_refused() -> None:
 
 
 def test_requests_that_were_live_at_the_end_are_load_and_no_result() -> None:
-    facts = fleet().recorded()
+    facts = recorded()
     cut_ns = 20 * SECOND
     early = [fact for fact in facts if fact.at_ns < cut_ns]  # type: ignore[union-attr]
     asked = {fact.request_id for fact in early if isinstance(fact, RequestAccepted)}

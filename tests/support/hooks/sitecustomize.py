@@ -1,9 +1,11 @@
 """Shows what reference cycles a server leaves, loaded from outside the product.
 
-Python imports this in every process that has this folder on PYTHONPATH; it does nothing unless
-`PHASESCOPE_GARBAGE` names a folder. On `BEGIN` the main thread collects, and from then on the
+Python imports this in every process that has this folder on PYTHONPATH. Where
+`PHASESCOPE_GARBAGE` names a folder, the main thread collects on `BEGIN`, and from then on the
 collector keeps whatever cyclic garbage it finds. On `REPORT` it collects once more and writes how
-many objects of each class, and functions of each module, were kept to `<pid>.json`.
+many objects of each class, and functions of each module, were kept to `<pid>.json`. With
+`PHASESCOPE_SAME_PRIORITY` no process makes way for others: beside other tests a child of the
+lowest priority gets no core for half a minute.
 """
 
 from __future__ import annotations
@@ -51,3 +53,5 @@ def _report(number: int, frame: FrameType | None) -> None:
 if _FOLDER in os.environ:
     signal.signal(BEGIN, _begin)
     signal.signal(REPORT, _report)
+if "PHASESCOPE_SAME_PRIORITY" in os.environ:
+    os.setpriority = lambda *_: None

@@ -57,6 +57,16 @@ def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
     return judged(one).verdicts
 
 
+def first_found(one: Twin) -> tuple[int, Diagnosis]:
+    """The first diagnosis that has a finding, and its time; what comes after it is not read."""
+    diagnoser = Diagnoser(baseline_of(one), one.policy)
+    for fact in one.facts:
+        diagnoser.on_facts([fact])
+        if diagnoser.diagnosis().findings:
+            return fact_ns(fact), diagnoser.diagnosis()
+    raise AssertionError("nothing was found")
+
+
 @cache
 def judged_once(name: str, mechanism: str) -> Judged:
     """Of a twin that several tests look at."""

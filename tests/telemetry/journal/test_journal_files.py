@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.cli.main import main
@@ -25,6 +25,7 @@ from telemetry.journal.journal_reader import (
     open_journal,
     read_journal,
 )
+from tests.support.examples import examples
 from tests.support.worlds.facts import (
     prefill,
 )
@@ -48,7 +49,7 @@ def frame_starts(data: bytes) -> list[int]:
     return starts[:-1]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, 40)
 @given(share=st.floats(0, 1))
 def test_a_truncated_file_gives_its_facts_and_a_note(
     tmp_path_factory: pytest.TempPathFactory, share: float

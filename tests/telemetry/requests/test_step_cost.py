@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from service.engine.inbox import SetStepCost
 from telemetry.costs.step_cost import Measured, StepCost, StepCostFold, fit, measured
 from telemetry.costs.step_load import Load, attention_pairs
 from telemetry.facts.engine_start import WarmUpStep
+from tests.support.examples import examples
 from tests.support.servers.served import started
 from tests.support.worlds.facts import MS, decode, prefill, step
 
@@ -26,7 +27,7 @@ def steps_of(true: SetStepCost, shapes: list[tuple[int, int, int, int]]) -> list
     return [measured(load, round(predicted_ns(true, load))) for load in loads]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(16, 50)
 @given(
     base=st.integers(10**6, 10**8),
     prefill_ns=st.integers(0, 10**6),

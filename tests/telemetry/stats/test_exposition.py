@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,6 +23,7 @@ from telemetry.metrics.negotiation import Format, choose
 from telemetry.numbers.hdr import NATIVE_SCHEMA, distribution_of, exponential_buckets
 from telemetry.requests.classes import workload_class
 from telemetry.requests.phases import Measure, Measured
+from tests.support.examples import examples
 from tests.support.servers.prometheus_proto import families, native_buckets
 from tests.support.worlds.facts import MS
 from tests.support.worlds.metrics_world import UNIX_NS, MetricsWorld, engine_started, one_request
@@ -277,7 +278,7 @@ def _pairs(metric: Any) -> set[tuple[str, str]]:
 # Native histograms
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, 100)
 @given(values=st.lists(st.integers(1_000_000, 3600 * 10**9), min_size=1, max_size=200))
 def test_native_buckets_hold_each_value_within_one_percent(values: list[int]) -> None:
     """The n-th value from below lies in the bucket that holds the n-th count."""
@@ -295,7 +296,7 @@ def test_native_buckets_hold_each_value_within_one_percent(values: list[int]) ->
             assert base**place / value_s < 1.01
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, 100)
 @given(values=st.lists(st.integers(0, 3600 * 10**9), max_size=200))
 def test_native_buckets_survive_the_wire(values: list[int]) -> None:
     """Spans and deltas, as a reader that is not ours adds them up."""

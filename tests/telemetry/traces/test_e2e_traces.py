@@ -53,9 +53,9 @@ def test_a_finished_request_is_one_tree_under_the_callers_span(
 
 
 def test_a_long_prompt_has_one_child_span_a_chunk(server: Server, receiver: OtlpReceiver) -> None:
-    """1,200 tokens under a budget of 512 are three chunks, in order, under prefill."""
-    prompt = [100 + index % 1000 for index in range(1200)]
-    with server.fixed_budget(512):
+    """300 tokens under a budget of 128 are three chunks, in order, under prefill."""
+    prompt = list(range(100, 400))
+    with server.fixed_budget(128):
         answer = server.completion(prompt=prompt, max_tokens=1)
     tree = receiver.tree_of(answer.headers["x-request-id"])
     tree.check()
@@ -64,9 +64,9 @@ def test_a_long_prompt_has_one_child_span_a_chunk(server: Server, receiver: Otlp
     chunks = tree.children(prefill)
     assert [chunk.name for chunk in chunks] == ["prefill.chunk"] * 3
     sizes = [attribute(chunk, "phasescope.chunk.tokens") for chunk in chunks]
-    assert sizes == [512, 512, 176]
+    assert sizes == [128, 128, 44]
     contexts = [attribute(chunk, "phasescope.chunk.context_tokens") for chunk in chunks]
-    assert contexts == [0, 512, 1024]
+    assert contexts == [0, 128, 256]
 
 
 def test_a_rejected_request_has_its_tree(server: Server, receiver: OtlpReceiver) -> None:
