@@ -33,7 +33,7 @@ def _blocks(largest: float) -> tuple[str, ...]:
     return _BLOCKS, str(round(largest * _SMALL_CONTEXT_TOKENS / BLOCK_TOKENS) + 1)
 
 
-_LONG_ANSWERS = Mix(name="long answers", prompt=(8, 16), output=(180, 230))
+_GROWING = Mix(name="growing answers", prompt=(8, 16), output=(90, 120))
 _WAVE = 6
 
 
@@ -83,9 +83,9 @@ LIMITS = (
         find("kv_thrash", "tight_pool"),
         about="six requests that begin together fit into the cache until they have grown",
         flags=_SMALL,
-        levels=(3.5, 3.0, 2.5),
-        mix=_LONG_ANSWERS,
-        load=0.7,
+        levels=(1.75, 1.6, 1.5),
+        mix=_GROWING,
+        load=0.5,
         traffic=_waves,
         bad_flags=lambda need, requests: _blocks(requests),
     ),
