@@ -27,7 +27,7 @@ from telemetry.facts.engine_records import EngineStarted, StepCostSet
 from telemetry.facts.reasons import EndReason, WaitReason
 
 _SEQS, _BUDGET, _KV = "max_num_seqs", "max_batched_tokens", "kv_memory"
-_CACHE_SIZE = "kv_cache_size_tokens"  # a setting of vLLM
+_CACHE_SIZE, _DIGITS = "kv_cache_size_tokens", 20  # a setting of vLLM; more digits are no size
 _SETTING_OF_WAIT = {
     WaitReason.SEQS: _SEQS,
     WaitReason.BUDGET: _BUDGET,
@@ -148,7 +148,8 @@ def _cache_tokens(started: EngineStarted) -> int:
     """As the engine itself says it, if it does: where layers are of several kinds, a sequence has
     blocks of each, so that there is room for less than all blocks would hold."""
     told = started.settings.get(_CACHE_SIZE, "")
-    return int(told) if told.isdecimal() else started.blocks_total * started.block_tokens
+    is_number = told.isdecimal() and len(told) < _DIGITS
+    return int(told) if is_number else started.blocks_total * started.block_tokens
 
 
 def _longest_step_ns(cost: StepCostSet, started: EngineStarted) -> float:

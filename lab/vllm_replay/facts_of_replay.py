@@ -34,6 +34,7 @@ from telemetry.facts.step_parts import Skip
 
 Stamps = tuple[int, int, int, int]
 _BY_LENGTH = "FINISHED_LENGTH_CAPPED"
+_CACHE_SIZE = "kv_cache_size_tokens"
 
 
 class FactWriter:
@@ -178,6 +179,11 @@ def _started(started: EngineStarted, build: Build) -> EngineStarted:
     """The start with the limits of the replay."""
     values = build.values
     told = {name: str(value) for name, value in values.items() if value is not None}
+    told["num_gpu_blocks"] = str(build.blocks_total)
+    cache_tokens = started.settings.get(_CACHE_SIZE, "")
+    if cache_tokens.isdecimal() and len(cache_tokens) < 20:  # as much larger as the pool
+        share = build.blocks_total / (started.blocks_total + 1)
+        told[_CACHE_SIZE] = str(round(int(cache_tokens) * share))
     return replace(
         started,
         blocks_total=build.blocks_total - 1,
@@ -186,5 +192,5 @@ def _started(started: EngineStarted, build: Build) -> EngineStarted:
         chunked_prefill=bool(values["enable_chunked_prefill"]),
         prefix_cache=bool(values["enable_prefix_caching"]),
         policy=str(values.get("policy", "fcfs")),
-        settings={**started.settings, **told, "num_gpu_blocks": str(build.blocks_total)},
+        settings={**started.settings, **told},
     )

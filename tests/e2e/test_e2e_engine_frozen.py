@@ -88,7 +88,7 @@ def test_a_deadlock_with_the_interpreter_lock_is_found_with_stacks_and_replaced(
 ) -> None:
     """The finding names the function that waits; the client gets a typed error."""
     hooks = Hooks(tmp_path, MonotonicClock())
-    flags = ("--model", "dummy:tiny", "--threads", "1", "--engine-deadline", "3")
+    flags = ("--model", "dummy:tiny", "--threads", "1", "--engine-deadline", "5")
     with Server(*flags, env=hooks.env) as server:
         pid = server.snapshot()["engine_pid"]
         asyncio.run(hooks.send(pid, "deadlock"))
