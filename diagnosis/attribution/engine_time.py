@@ -20,7 +20,7 @@ from diagnosis.attribution.charges import (
     charge_rows,
 )
 from diagnosis.attribution.demand import DemandDelta, demand_delta
-from diagnosis.attribution.slow_steps import charge_slowness, residual_ns
+from diagnosis.attribution.slow_steps import charge_slowness, least_slow, residual_ns
 from diagnosis.attribution.thresholds import (
     EXPENSIVE,
     FULL_STEP,
@@ -47,7 +47,7 @@ def engine_time(window: Window, reference: Reference, cost: Cost) -> EngineTime:
     steps = window.steps
     found.busy_ns = float(steps.turn_ns.sum())
     found.prompting_total_ns = float((steps.turn_ns * steps.prompt_rows).sum())
-    residual = residual_ns(found, steps, cost)
+    residual = residual_ns(found, steps, cost, least_slow(window, reference))
     charge_slowness(found, window, reference, cost, residual)
     _masks_and_samples(found, window, reference, cost)
     _work(found, window, reference, cost, residual)

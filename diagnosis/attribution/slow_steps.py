@@ -18,6 +18,7 @@ from diagnosis.attribution.thresholds import (
     LEAST_STEPS,
     MOST,
     SLOW,
+    SLOW_AFTER_RESTART,
     STALLED,
     THROTTLED,
 )
@@ -37,7 +38,16 @@ from diagnosis.symptoms import Symptom
 S, M = Symptom, Measurement
 
 
-def residual_ns(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
+def least_slow(window: Window, reference: Reference) -> float:
+    """How many times as long as predicted forward passes must be to be slow. A new process of the
+    same engine has its memory elsewhere, and other kernels where its limits are others."""
+    learnt, now = reference.started, window.started
+    if learnt is None or now is None or (learnt.pid, learnt.at_ns) == (now.pid, now.at_ns):
+        return SLOW
+    return SLOW_AFTER_RESTART
+
+
+def residual_ns(found: EngineTime, steps: Steps, cost: Cost, least: float) -> np.ndarray:
     """(steps,) ns of each forward pass beyond its predicted length; zeros if the machine is not
     slow. A step out of range is taken to be as slow as those in range."""
     predicted, known = cost.forward_ns(steps), cost.in_range(steps)
@@ -47,7 +57,7 @@ def residual_ns(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
         return residual
     found.slow = float(steps.forward_ns[known].sum()) / predicted_ns
     found.facts[M.SLOW_FACTOR] = found.slow
-    if found.slow < SLOW:
+    if found.slow < least:
         return np.zeros(len(steps))
     unknown = steps.forward_ns * (1 - 1 / found.slow)
     return np.where(known, residual, unknown)

@@ -106,6 +106,10 @@ SLOW: Annotated[
     float, "ratio", "steps longer than predicted by less are noise of the fit",
     "by hand: a fit is off by some hundredths, and shared machines drift; replays use it too",
 ] = 1.12  # fmt: skip
+SLOW_AFTER_RESTART: Annotated[
+    float, "ratio", "SLOW where the process was another one when the reference was learnt",
+    "by hand: two processes of one vLLM with the same work have differed by 30 %",
+] = 1.5  # fmt: skip
 LEAST_STEPS: Annotated[
     int, "steps", "fewer in range say nothing of speed", "by hand: a mean of fewer is one stall"
 ] = 8

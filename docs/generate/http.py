@@ -21,10 +21,16 @@ Written from the route table by `make docs`. A running server gives out the same
 `GET /openapi.json` (OpenAPI 3.1), with every cap. [Limits](limits.md) lists the caps with their
 reasons.
 
-`/v1/*`, `/tokenize` and `/detokenize` ask for `--api-key`, `/debug/*` and `/metrics` for
-`--debug-key`, where those are set:
-`Authorization: Bearer KEY`. Every answer names its request in `x-request-id`. All errors have one
+`/v1/*`, `/tokenize`, `/detokenize`, `/server_info`, `/model_info` and `/loads` ask for `--api-key`
+or a tenant's key, `/debug/*`, `/metrics` and the two adapter routes for `--debug-key`, where those
+are set: `Authorization: Bearer KEY`.
+Every answer names its request in `x-request-id`. All errors have one
 shape, OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+
+A fleet's gateway also has `GET /debug/engines` (its engines, and why one is not ready) and
+`GET /debug/fleet` (latencies by engine and by role), and answers what concerns one engine with a
+501. A sidecar of `phasescope attach` has the debug views and `GET /debug/attach`, and nothing below
+`/v1`.
 """
 _TAGS = {
     "generation": "Generation",

@@ -79,7 +79,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str | None,
         setting(
-            "--api-key", Group.HTTP, "key that /v1/* asks for", unset="/v1/* is open", secret=True
+            "--api-key",
+            Group.HTTP,
+            "key that /v1/* asks for, and what other servers have outside it (/tokenize, "
+            "/detokenize, /server_info, /model_info, /loads)",
+            unset="they are open",
+            secret=True,
         ),
     ] = None
     slow_client: Annotated[
@@ -185,8 +190,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         setting(
             "--debug-key",
             Group.HTTP,
-            "key that /debug/* and /metrics ask for",
-            unset="/debug/* and /metrics are open",
+            "key that /debug/*, /metrics, and loading and unloading of adapters ask for",
+            unset="/debug/* and /metrics are open, adapters ask for --api-key",
             secret=True,
         ),
     ] = None

@@ -121,10 +121,11 @@ class HostSampler:
             self._engine = None
         if self._engine is None and pid is not None:
             self._engine = _Process(pid)
-            self._follow_group(proc.groups_of(pid))
+            self._follow_group()
 
-    def _follow_group(self, groups: str) -> None:
-        """The quota that counts is the engine's, wherever that runs."""
+    def _follow_group(self) -> None:
+        """The quota that counts is the engine's, wherever that runs; it may be moved."""
+        groups = "" if self._engine is None else proc.groups_of(self._engine.pid)
         if not groups or groups == self._groups:
             return
         self._throttled_source.close()
@@ -163,6 +164,7 @@ class HostSampler:
         )
 
     def _sample(self, now_ns: int) -> None:
+        self._follow_group()
         engine = self._engine
         found: dict[str, int | Unavailable] = {
             "engine_run_ns": engine.run.take() if engine else _NO_ENGINE,

@@ -67,13 +67,18 @@ def baseline() -> Reference:
     )
 
 
-def charged(table: np.ndarray, counts: Counts | None = None) -> EngineTime:
+def charged(
+    table: np.ndarray,
+    counts: Counts | None = None,
+    learnt: EngineStarted | None = None,
+    started: EngineStarted | None = None,
+) -> EngineTime:
     seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
     counts = counts or Counts()
     window = Window(
-        seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=None
+        seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=started
     )
-    reference = baseline()
+    reference = msgspec.structs.replace(baseline(), started=learnt)
     assert reference.cost is not None
     return engine_time(window, reference, reference.cost)
 
@@ -92,6 +97,20 @@ def test_a_machine_that_is_no_longer_slow_is_not_a_cause() -> None:
         found = charged(table)
         assert found.slow > 1.12
         assert found.decoding_ns[S.THROTTLED] == found.decoding_ns[S.MEMORY_BANDWIDTH] == 0
+
+
+def test_another_process_of_the_engine_is_slow_only_by_half_or_more() -> None:
+    """The speed of two processes differs without a fault."""
+    again = msgspec.structs.replace(STARTED, pid=2, at_ns=SECOND)
+    slow, slower = decodes(2, 14, 500), decodes(2, 16, 500)
+
+    def lost_ns(table: np.ndarray, started: EngineStarted) -> float:
+        found = charged(table, learnt=STARTED, started=started)
+        return found.decoding_ns[S.THROTTLED] + found.decoding_ns[S.MEMORY_BANDWIDTH]
+
+    assert lost_ns(slow, STARTED) > 2 * SECOND
+    assert lost_ns(slow, again) == 0
+    assert lost_ns(slower, again) > 2 * SECOND
 
 
 def starving(seconds: float, throttled: float = 0.0) -> Counts:

@@ -86,6 +86,29 @@ def test_the_quota_that_counts_is_that_of_the_engines_control_group(
     assert sampled.samples()[-1].throttled_ns == 30_000_000
 
 
+def test_an_engine_that_is_moved_to_another_control_group_has_the_quota_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an operator does who puts it into a slice while it runs."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.write_text("throttled_usec 0\n")
+    groups = [str(first)]
+    monkeypatch.setattr(proc, "groups_of", lambda pid=None: groups[-1])
+    monkeypatch.setattr(
+        proc, "throttled_ns", lambda groups: Source([groups], proc.parse_throttled_ns)
+    )
+    sampled = Sampled(engine_pid=os.getpid())
+    sampled.ticks(20)
+    groups.append(str(second))
+    sampled.ticks(20)
+    second.write_text("throttled_usec 30000\n")
+    sampled.ticks(10)
+    sampled.sampler.close()
+
+    assert sampled.samples()[-1].throttled_ns == 30_000_000
+
+
 def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     clock, lane = MonotonicClock(), Lane()
     unmeasured = Unavailable("not here")
