@@ -169,7 +169,7 @@ class EngineServer:
 
     def _idle_s(self) -> float | None:
         """How long the loop may wait for a message; None: without limit."""
-        if self._loop.has_work or len(self._inbox):
+        if self._loop.has_work or len(self._inbox) or self._prefixes.has_more:
             return 0
         wakes_ns = (self._loop.wake_ns, None if self._kv is None else self._kv.wake_ns)
         wake_ns = min((one for one in wakes_ns if one is not None), default=None)

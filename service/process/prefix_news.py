@@ -9,7 +9,8 @@ from service.process.gateway_connection import GatewayConnection
 
 
 class PrefixNews:
-    """After each step what came and went; not while the node does not read."""
+    """After each step what came and went, one message of bounded size; not while the node does not
+    read. What is more is said after the next steps."""
 
     def __init__(self, cache: PrefixCache, gateway: GatewayConnection) -> None:
         self._cache, self._gateway = cache, gateway
@@ -19,8 +20,13 @@ class PrefixNews:
         """Begin; the first message is whole."""
         self._held = self._cache.watch(max(1, asked.stride))
 
-    def say(self) -> None:
+    @property
+    def has_more(self) -> bool:
+        """Whether `say` would say something now."""
         held = self._held
-        while held is not None and held.has_news and not self._gateway.is_behind:
-            news = held.take()
+        return held is not None and held.has_news and not self._gateway.is_behind
+
+    def say(self) -> None:
+        if self._held is not None and self.has_more:
+            news = self._held.take()
             self._gateway.send(frames.PrefixesHeld(news.whole, news.added, news.removed))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
+
+import pytest
 
 from lab.fleet.engine import COST, IDENTITY, LIMITS, TimedDevice
 from service.engine.inbox import Inbox, Submit
@@ -67,6 +70,58 @@ def test_each_fourth_block_of_a_prompt_is_told_after_the_step_that_filled_it() -
     assert [one for news in told for one in news.added] == digests[
         STRIDE_BLOCKS - 1 :: STRIDE_BLOCKS
     ]
+
+
+def test_many_prefixes_are_told_in_pieces_one_in_an_iteration_also_of_an_idle_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that no step waits for all of a large cache."""
+    monkeypatch.setattr("service.engine.kv.held_prefixes.MOST_DIGESTS", 1)
+    clock, inbox, lane = ManualClock(), Inbox(), Lane()
+    device = TimedDevice(clock, COST, LIMITS)
+    device.lengths[1] = 1
+    loop = EngineLoop(Scheduler(LIMITS), device, inbox, lane, clock)
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(5)
+    submit = Submit(seq_id=1, prompt=PROMPT, max_tokens=1, sampling=SamplingParams(temperature=0.0))
+    watch = frames.WatchPrefixes(STRIDE_BLOCKS)
+    theirs.sendall(frames.encode(watch) + frames.encode(submit))
+    gateway, none = GatewayConnection(ours), cast(Any, None)
+    profiles = Profiles(loop, none, lane, clock, gateway.send)
+    server = EngineServer(gateway, inbox, loop, lane, clock, none, profiles)
+    turns, said_in = 0, list[int]()
+    check_idle = loop.check_idle
+
+    def counted() -> None:
+        nonlocal turns
+        turns += 1
+        check_idle()
+
+    monkeypatch.setattr(loop, "check_idle", counted)
+    send = gateway.send
+
+    def noted(message: frames.ToGateway) -> None:
+        if isinstance(message, frames.PrefixesHeld):
+            said_in.append(turns)
+        send(message)
+
+    monkeypatch.setattr(gateway, "send", noted)
+
+    def serve() -> None:
+        with contextlib.suppress(GatewayGone):
+            server.serve()
+
+    added: list[bytes] = []
+    with ThreadPoolExecutor(1) as threads, theirs:
+        served, unframer = threads.submit(serve), Unframer()
+        while len(added) < len(PROMPT) // 16 // STRIDE_BLOCKS:
+            for one in unframer.feed(theirs.recv(1 << 16)):
+                message = frames.to_gateway_decoder.decode(one)
+                if isinstance(message, frames.PrefixesHeld):
+                    added += message.added
+    served.result(10)
+    ours.close()
+    assert len(set(said_in)) == len(said_in)
 
 
 def test_an_engine_that_was_not_asked_says_nothing() -> None:

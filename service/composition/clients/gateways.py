@@ -25,8 +25,8 @@ from telemetry.facts.recorder import Lane
 from telemetry.metrics.connections import ConnectionCounts, Family, connection_families
 from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 
-_HEALTH_S = 0.25
-_LOOKS = 10  # in this time: a change is told at once
+_HEALTH_S = 0.25  # gateway processes are told how the engine is
+_LOOK_S = 0.025  # and at most so much later that it hangs, or runs again
 
 
 class Gateways:
@@ -154,10 +154,10 @@ class Gateways:
                     health.hung_ns, health.heartbeat_age_ns, health.hangs, state.retry_after_s()
                 )
             )
-            told = health.hung_ns is None
-            for _ in range(_LOOKS):
-                await asyncio.sleep(_HEALTH_S / _LOOKS)
-                if (health.hung_ns is None) is not told:
+            ran, looks = health.hung_ns is None, round(_HEALTH_S / _LOOK_S)
+            for _ in range(looks):
+                await asyncio.sleep(_LOOK_S)
+                if (health.hung_ns is None) is not ran:
                     break
 
 

@@ -52,15 +52,15 @@ def test_a_prefix_that_was_sent_is_believed_to_be_there_until_the_engine_leaves(
 
 
 def test_those_whose_kv_is_on_its_way_are_harmed_as_those_who_decode_already() -> None:
-    """They will be there before this prompt is computed."""
+    """So are those whose prompt is computed there: all will decode before this prompt's turn."""
     decoding, coming = Load(running=3, decode_rows=3, context_tokens=30), Load(waiting=3)
     harms = []
-    for here in (IDLE, decoding, coming):
+    for here in (IDLE, decoding, coming, Load(running=3)):
         found = PrefillChoice().best(1000, (), Decodes("d", here, 0), TWO)
         assert found is not None
         harms.append(found.split.harm_ns)
     assert harms[0] == 0
-    assert harms[1] == harms[2] > 0
+    assert harms[1] == harms[2] == harms[3] > 0
 
 
 def test_beside_others_a_prompt_takes_the_steps_that_their_inter_token_target_leaves() -> None:
