@@ -12,6 +12,7 @@ from diagnosis.attribution.charges import EngineTime, charge_rows
 from diagnosis.attribution.device_evidence import device_cause
 from diagnosis.attribution.thresholds import (
     ALIKE,
+    LASTING_LOSS_S,
     LASTING_S,
     LEAST_ENGINE_SHARE,
     LEAST_PROMPTS,
@@ -160,16 +161,21 @@ def _slow_cause(
 ) -> Symptom | None:
     """THROTTLED or MEMORY_BANDWIDTH: a throttled processor stops or slows all terms of the cost
     alike; contended memory slows what reads memory and hardly what computes. Without a host
-    measurement the slowness must have lasted and go on, since shared machines are slow for short
-    times without a fault."""
+    measurement the slowness must have lasted and go on, a small one longer than a large one, since
+    shared machines are slow for short times without a fault."""
     if lost_ns - paused_ns > MOST * slow_ns:
         return S.THROTTLED
-    if window.seconds < LASTING_S or not _goes_on(window, cost):
+    if not _lasted(window, found.slow) or not _goes_on(window, cost):
         return None
     decode, prompt = slow_by_kind(window.steps, cost)
     found.facts |= {M.SLOW_DECODES: decode, M.SLOW_PROMPTS: prompt}
     alike = prompt - 1 > ALIKE * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
+
+
+def _lasted(window: Window, slow: float) -> bool:
+    """Whether steps that took `slow` times as long as predicted did so for long enough."""
+    return window.seconds >= LASTING_S and window.seconds * (slow - 1) >= LASTING_LOSS_S
 
 
 def _goes_on(window: Window, cost: Cost) -> bool:

@@ -102,6 +102,11 @@ LASTING_S: Annotated[
     float, "s", "slow steps without a host measurement must last as long",
     "by hand: neighbours on shared machines take a few seconds at a time",
 ] = 5.0  # fmt: skip
+LASTING_LOSS_S: Annotated[
+    float, "s", "the same steps must have lost as much: length times (slow factor - 1)",
+    "by hand: a shared machine is a fifth slower for eight seconds by itself; a slow factor of "
+    "1.4 has lost as much after LASTING_S, one of SLOW after 17 s",
+] = 2.0  # fmt: skip
 SLOW: Annotated[
     float, "ratio", "steps longer than predicted by less are noise of the fit",
     "by hand: a fit is off by some hundredths, and shared machines drift; replays use it too",

@@ -99,6 +99,20 @@ def test_a_machine_that_is_no_longer_slow_is_not_a_cause() -> None:
         assert found.decoding_ns[S.THROTTLED] == found.decoding_ns[S.MEMORY_BANDWIDTH] == 0
 
 
+def test_a_small_slowness_must_last_longer_than_a_large_one() -> None:
+    """A shared machine is a fifth slower for some seconds by itself."""
+    step_s, large, small = 0.010, 1.4, 1.2
+
+    def lost_ns(factor: float, seconds: float) -> float:
+        steps = round(seconds / (step_s * factor))
+        found = charged(decodes(2, 1000 * step_s * factor, steps))
+        return found.decoding_ns[S.THROTTLED] + found.decoding_ns[S.MEMORY_BANDWIDTH]
+
+    assert lost_ns(large, 5.5) > 2 * SECOND
+    assert lost_ns(small, 5.5) == lost_ns(small, 9.0) == 0
+    assert lost_ns(small, 11.0) > 2 * SECOND
+
+
 def test_another_process_of_the_engine_is_slow_only_by_half_or_more() -> None:
     """The speed of two processes differs without a fault."""
     again = msgspec.structs.replace(STARTED, pid=2, at_ns=SECOND)
