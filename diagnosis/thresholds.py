@@ -134,6 +134,22 @@ REFRESH_TICKS: Annotated[
     int, "ticks", "between two fits of the reference",
     "by hand: a fit costs CPU, and three seconds change little in forty",
 ] = 6  # fmt: skip
+SPEEDS_KEPT: Annotated[
+    int, "references", "how many tell how much the machine's speed varies",
+    "by hand: ten minutes of references that are fitted each three seconds",
+] = 200  # fmt: skip
+LEAST_SPEED_STEPS: Annotated[
+    int, "steps", "of fewer between two references the speed is not told",
+    "by hand: a mean of fewer is one stall",
+] = 16  # fmt: skip
+PRIOR_SPEED_SPREAD: Annotated[
+    float, "log ratio", "spread of the speed of a machine of which nothing is known",
+    "by hand: a fit is off by some hundredths; SLOWER_THAN_USUAL times it is about SLOW",
+] = 0.04  # fmt: skip
+PRIOR_SPEEDS: Annotated[
+    float, "references", "so many PRIOR_SPEED_SPREAD counts for",
+    "by hand: half a minute of a machine that differs outweighs it",
+] = 8.0  # fmt: skip
 IDLE_TICKS: Annotated[
     int, "ticks", "without a request, after which no reference is learnt",
     "by hand: the pause of a restart, and not that between two requests of a busy server",

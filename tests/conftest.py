@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from telemetry.host.gc_watch import settle_collector
 from tests.support.groups import GROUP_OF, GROUPS
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 # servers inherit this environment.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# How long a test takes depends on what else the machine does: no test fails by that.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 KINDS = ("server", "long", "short")  # of files, the heaviest first
 STARTS_SERVERS = {"server", "shared_server", "default_model"}

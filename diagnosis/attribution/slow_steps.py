@@ -6,6 +6,8 @@ says nothing, which terms of the cost are slow (all: the clock; those that read 
 
 from __future__ import annotations
 
+from math import exp
+
 import numpy as np
 
 from diagnosis.attribution.charges import EngineTime, charge_rows
@@ -20,6 +22,8 @@ from diagnosis.attribution.thresholds import (
     MOST,
     SLOW,
     SLOW_AFTER_RESTART,
+    SLOW_ANYWHERE,
+    SLOWER_THAN_USUAL,
     STALLED,
     THROTTLED,
 )
@@ -116,7 +120,10 @@ def charge_slowness(
         charge_rows(
             found, S.HOST_STALL if paused_ns > STALLED * slow_ns else S.THROTTLED, steps, around
         )
-    slow_cause = _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns)
+    if lost_ns - paused_ns > MOST * slow_ns:  # it did not run
+        charge_rows(found, S.THROTTLED, steps, residual)
+        return
+    slow_cause = _slow_cause(found, window, reference, cost)
     if slow_cause is not None:
         charge_rows(found, slow_cause, steps, residual)
 
@@ -152,25 +159,25 @@ def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
 
 
 def _slow_cause(
-    found: EngineTime,
-    window: Window,
-    cost: Cost,
-    slow_ns: float,
-    paused_ns: float,
-    lost_ns: float,
+    found: EngineTime, window: Window, reference: Reference, cost: Cost
 ) -> Symptom | None:
-    """THROTTLED or MEMORY_BANDWIDTH: a throttled processor stops or slows all terms of the cost
-    alike; contended memory slows what reads memory and hardly what computes. Without a host
-    measurement the slowness must have lasted and go on, a small one longer than a large one, since
-    shared machines are slow for short times without a fault."""
-    if lost_ns - paused_ns > MOST * slow_ns:
-        return S.THROTTLED
-    if not _lasted(window, found.slow) or not _goes_on(window, cost):
+    """THROTTLED or MEMORY_BANDWIDTH without a host measurement: a throttled processor slows all
+    terms of the cost alike; contended memory slows what reads memory and hardly what computes. The
+    slowness must be beyond what the machine does by itself, and have lasted and go on, a small one
+    longer than a large one, since shared machines are slow for short times without a fault."""
+    if found.slow < _slower_than_usual(reference) or not _lasted(window, found.slow):
+        return None
+    if not _goes_on(window, cost):
         return None
     decode, prompt = slow_by_kind(window.steps, cost)
     found.facts |= {M.SLOW_DECODES: decode, M.SLOW_PROMPTS: prompt}
     alike = prompt - 1 > ALIKE * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
+
+
+def _slower_than_usual(reference: Reference) -> float:
+    """The slow factor that the machine does not reach without a fault."""
+    return min(SLOW_ANYWHERE, exp(SLOWER_THAN_USUAL * reference.speed_spread))
 
 
 def _lasted(window: Window, slow: float) -> bool:

@@ -115,6 +115,14 @@ SLOW_AFTER_RESTART: Annotated[
     float, "ratio", "SLOW where the process was another one when the reference was learnt",
     "by hand: two processes of one vLLM with the same work have differed by 30 %",
 ] = 1.5  # fmt: skip
+SLOWER_THAN_USUAL: Annotated[
+    float, "sd of the speed", "a slowness without a host measurement must exceed so many",
+    "as SIGMAS",
+] = 3.0  # fmt: skip
+SLOW_ANYWHERE: Annotated[
+    float, "ratio", "a slowness without a host measurement counts, however much the speed varies",
+    "by hand: beyond what a busy shared machine does by itself for as long as LASTING_LOSS_S asks",
+] = 1.25  # fmt: skip
 LEAST_STEPS: Annotated[
     int, "steps", "fewer in range say nothing of speed", "by hand: a mean of fewer is one stall"
 ] = 8

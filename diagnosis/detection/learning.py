@@ -26,6 +26,7 @@ from diagnosis.detection.excess import (
     stopped_stats,
 )
 from diagnosis.detection.reference import Reference, fit_baseline
+from diagnosis.detection.speed import SpeedDrift
 from diagnosis.thresholds import (
     IDLE_TICKS,
     LEAST_FIRST_TOKENS,
@@ -49,6 +50,7 @@ class BaselineLearner:
         self.span_ns: tuple[int, int] | None = None
         self._aggregator = aggregator
         self._ticks: deque[tuple[int, StageStats]] = deque(maxlen=REFERENCE_NS // BUCKET_NS + 8)
+        self._speed = SpeedDrift()
         self._normal_from_ns = 0
         self._calls = 0
 
@@ -70,8 +72,17 @@ class BaselineLearner:
         end_ns = now_ns - REFERENCE_LAG_NS
         found = self.fit(end_ns)
         if found is not None:
-            self.reference = found
+            self._compare_speed(end_ns)
+            self.reference = msgspec.structs.replace(found, speed_spread=self._speed.spread)
             self.span_ns = (end_ns - int(found.seconds * 1e9), end_ns)
+
+    def _compare_speed(self, end_ns: int) -> None:
+        """How fast steps were since the last reference, unless a fault ended meanwhile."""
+        before, started = self.reference, self._aggregator.started
+        if before is None or before.cost is None or self.span_ns is None:
+            return
+        if before.started == started and self._normal_from_ns <= self.span_ns[1]:
+            self._speed.add(self._aggregator.steps(self.span_ns[1], end_ns), before.cost)
 
     def _is_steady(self) -> bool:
         """The later half of the last ticks has about as many requests in flight as the earlier."""

@@ -121,9 +121,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     the mean number of rows. `engine_wait_share` and `engine_lost_share` are of the time in which
     the loop had work: ready without a CPU, and neither running nor ready.
 
-    Devices. `gpus` and `device` are None or empty where nothing is measured.
-
-    Tails. `tails` are percentiles of what a mean does not show.
+    `gpus` and `device` are None or empty where nothing is measured. `speed_spread` is how much the
+    machine's speed varies, a log ratio (`speed`). `tails` show what a mean does not.
     """
 
     seconds: float
@@ -163,6 +162,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     gpus: dict[str, GpuUsual] = {}
     device: DeviceUsual = DeviceUsual()
     received_share: float = 0.0
+    speed_spread: float = 0.0
 
     @property
     def computed_share(self) -> float:

@@ -72,13 +72,14 @@ def charged(
     counts: Counts | None = None,
     learnt: EngineStarted | None = None,
     started: EngineStarted | None = None,
+    speed_spread: float = 0.0,
 ) -> EngineTime:
     seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
     counts = counts or Counts()
     window = Window(
         seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=started
     )
-    reference = msgspec.structs.replace(baseline(), started=learnt)
+    reference = msgspec.structs.replace(baseline(), started=learnt, speed_spread=speed_spread)
     assert reference.cost is not None
     return engine_time(window, reference, reference.cost)
 

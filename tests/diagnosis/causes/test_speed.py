@@ -1,0 +1,60 @@
+"""A slowness that nothing measured explains must exceed what the machine does by itself."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from diagnosis.detection.reference import fit_cost
+from diagnosis.detection.speed import SpeedDrift
+from diagnosis.detection.steps import Steps
+from diagnosis.symptoms import Symptom
+from tests.diagnosis.test_engine_time import SECOND, baseline, charged, decodes
+
+S = Symptom
+
+
+def drift(spread: float, stretches: int) -> SpeedDrift:
+    """Of a machine whose stretches of a second differ by `spread` of 10 ms a step."""
+    random, found = Random(7), SpeedDrift()
+    cost = fit_cost(Steps(np.vstack([decodes(1, 10, 500), decodes(2, 10, 500)])))
+    assert cost is not None
+    for _ in range(stretches):
+        found.add(Steps(decodes(2, 10 * (1 + random.gauss(0, spread)), 100)), cost)
+    return found
+
+
+def test_the_spread_is_that_of_the_stretches_once_there_are_many() -> None:
+    assert drift(0.0, 0).spread == pytest.approx(0.04)
+    assert drift(0.0, 100).spread < 0.015
+    assert drift(0.08, 200).spread == pytest.approx(0.08, rel=0.2)
+
+
+def test_a_few_steps_say_nothing_of_the_speed() -> None:
+    found = SpeedDrift()
+    cost = baseline().cost
+    assert cost is not None
+    found.add(Steps(decodes(2, 50, 8)), cost)
+
+    assert found.spread == SpeedDrift().spread
+
+
+@pytest.mark.parametrize(
+    ("speed_spread", "slow_ms", "is_named"),
+    [
+        (0.02, 11.8, True),  # a steady machine
+        (0.08, 11.8, False),  # one whose neighbours take as much now and then
+        (0.08, 13.0, True),
+        (0.30, 13.0, True),  # so much is a fault wherever it lasts
+    ],
+)
+def test_a_machine_must_be_slower_than_it_is_by_itself(
+    speed_spread: float, slow_ms: float, is_named: bool
+) -> None:
+    found = charged(decodes(2, slow_ms, 1600), speed_spread=speed_spread)
+
+    lost_ns = found.decoding_ns[S.THROTTLED] + found.decoding_ns[S.MEMORY_BANDWIDTH]
+    assert (lost_ns > 2 * SECOND) == is_named
+    assert lost_ns >= 0
