@@ -36,7 +36,7 @@ class Routed(Quantity):
     WITHIN_AGE = "within_age", Unit.SHARE, "chance that two requests between reports go to one"
     OVER_WINDOW = "over_window", Unit.SHARE, "chance that any two requests go to one engine"
     ARRIVALS = "arrivals", Unit.REQUESTS, "at the engines, by this gateway and by others"
-    OTHERS_ARRIVALS = "others_arrivals", Unit.REQUESTS, "of these, by other gateways"
+    OTHERS_ARRIVALS = "others_arrivals", Unit.SEQUENCES, "of other gateways, among these"
     # clock_unbounded
     CLOCK_STEPS = "clock_steps", Unit.TIMES, "its clock was set, or stood still"
     UNPLACED_SHARE = "unplaced_share", Unit.SHARE, "of its sequences, that cannot be placed"

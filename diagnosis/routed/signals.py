@@ -42,14 +42,17 @@ class EngineSignal:
         self._ended_count += 1
 
     def reported(self, report: EngineReported) -> int:
-        """How many requests others must have sent since the last report, at least."""
+        """How many sequences others must have sent since the last report, at least. Where the
+        report does not say which are this gateway's, each of its requests is taken for one."""
         while self._sent and self._sent[0][0] <= report.received:
             self._sent.popleft()
         made_ns = report.at_ns - report.age_ns
         if self._sent:
             made_ns = min(made_ns, self._sent[0][1])
         self.made_ns = max(self.made_ns, made_ns)
-        others = report.running + report.waiting - (report.received - report.ended)
+        own = report.own_sequences
+        own = report.received - report.ended if own is None else own
+        others = report.running + report.waiting - own
         before, self._believed = self._believed, others
         self.report = report
         return max(0, others - before) if before is not None else 0

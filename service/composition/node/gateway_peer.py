@@ -93,10 +93,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         self._by_ours: dict[int, RemoteSequence] = {}
         self._news: list[messages.Queued | messages.Compiled | messages.Admitted] = []
         self._emissions: list[Emission] = []
-        self._is_flushing = False
-        self._frame_ns = 0
-        self._open, self._counted = OpenRequests(), 0
-        self._reports = 0
+        self._is_flushing, self._frame_ns = False, 0
+        self._open, self._counted, self._reports = OpenRequests(), 0, 0
         self._prefixes = node.prefixes.peer()
 
     @property
@@ -284,7 +282,8 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             self._open.restart()
 
     def report(self, load: messages.Load) -> None:
-        """Tell how loaded the engine is."""
+        """Tell how loaded the engine is, after what it has said of sequences."""
+        self.flush()
         self._recount()
         self._reports += 1
         self.send(
@@ -296,6 +295,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
                 ended=self._open.ended,
                 load=load,
                 prefixes=self._prefixes.take(),
+                own_sequences=self.sequences,
             )
         )
 

@@ -111,11 +111,12 @@ class Book:
     def ended(
         self, view: EngineView, request_id: str, output_tokens: int | None, now_ns: int
     ) -> None:
-        """A request is over; None: not by the engine."""
-        view.ended(request_id, output_tokens is not None)
+        """A request is over, with the tokens of all its sequences; None: not by the engine."""
+        sent = view.ended(request_id, output_tokens is not None)
         self.outstanding -= 1
         if output_tokens:
-            self.mean_outputs += _LEARNED * (output_tokens - self.mean_outputs)
+            each = output_tokens / sent.sequences
+            self.mean_outputs += _LEARNED * (each - self.mean_outputs)
         self.changed(view, now_ns)
 
     def check(self) -> None:

@@ -34,7 +34,8 @@ SILENT_NS = 3_000_000_000
 
 class Sent(msgspec.Struct, gc=False):
     """A request of this router that the engine has not ended. `ordinal` counts those of the
-    engine, from 1; `tokens` of its prompt are believed to be computed there."""
+    engine, from 1; `tokens` of its prompt are believed to be computed there, and `sequences`
+    generate from it."""
 
     request_id: str
     ordinal: int
@@ -42,6 +43,7 @@ class Sent(msgspec.Struct, gc=False):
     tokens: int
     context_tokens: int
     anchors: tuple[int, ...]
+    sequences: int = 1
 
 
 class EngineView:
@@ -111,7 +113,7 @@ class EngineView:
         self.refresh()
         self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
 
-    def ended(self, request_id: str, by_engine: bool) -> None:
+    def ended(self, request_id: str, by_engine: bool) -> Sent:
         """A request is over; `by_engine`: the engine wrote its end, and counts it."""
         sent = self.outstanding.pop(request_id)
         self.ended_count += by_engine
@@ -119,6 +121,7 @@ class EngineView:
             self._unseen.remove(sent)  # but a report that is under way may
         self._ends.append((self.ended_count, sent))
         self.refresh()
+        return sent
 
     def _contains(self, sent: Sent) -> bool:
         """Whether the last report counts a request, ended since or not."""
@@ -128,18 +131,19 @@ class EngineView:
         """Rows, context and the time of a step, as they are believed to be now."""
         report, unseen = self.report, self._unseen
         gone = [] if report is None else [one for _, one in self._ends if self._contains(one)]
-        residents = len(unseen) - len(gone)
-        context = sum(one.context_tokens for one in unseen)
+        residents = sum(one.sequences for one in unseen) - sum(one.sequences for one in gone)
+        context = sum(one.context_tokens * one.sequences for one in unseen)
         if report is not None:
             residents += report.running + report.waiting
             self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
             self.target_ns = report.target_ns
             waiting_tokens = report.prompt_tokens + sum(one.tokens for one in unseen)
-            freed = sum(one.context_tokens for one in gone)
+            freed = sum(one.context_tokens for one in gone)  # blocks of a prompt are shared
             free = report.blocks_total - report.blocks_used
             self.free_blocks = free - (waiting_tokens - freed) / self.block_tokens
             self.used_blocks = report.blocks_used
-            context += report.context_tokens + report.prompt_tokens - freed
+            context += report.context_tokens + report.prompt_tokens
+            context -= sum(one.context_tokens * one.sequences for one in gone)
         # what the router itself has there is certain
         self.residents = max(residents, len(self.outstanding))
         self.rows = min(self.max_seqs, self.residents)

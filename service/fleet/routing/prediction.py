@@ -5,11 +5,12 @@ part that the engine does not hold:
 
     TTFT    = prompts before it + slots and blocks that must become free + half a step + W
               + a D for each step that W is spread over
-    finish  = TTFT + (outputs - 1) * (D with one more row)
-    harm    = rows there * (W + steps that they share with it * what its row adds to one)
+    finish  = TTFT + (outputs - 1) * (D with its rows)
+    harm    = rows there * (W + steps that they share with it * what its rows add to one)
 
 Costs are the engine's own fit, so that engines of different speed are compared in nanoseconds. The
-harm is that to the decodes: each waits while the prompt is computed, and has a row more beside it.
+harm is that to the decodes: each waits while the prompt is computed, and has its rows (one for each
+sequence of the request) beside it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def predict(
     if request.max_tokens < outputs:
         outputs = float(request.max_tokens)
     row_ns = view.row_ns + view.context_token_ns * (request.prompt_tokens + outputs / 2)
+    row_ns *= request.sequences
     finish_ns = ttft_ns + (outputs - 1) * (decode_ns + row_ns)
     shared_steps = mean_outputs / 2
     if outputs < shared_steps:

@@ -41,6 +41,7 @@ def is_usable(report: EngineReported) -> bool:
         report.max_seqs - 1,
         report.budget_tokens - 1,
         report.target_ns or 0,
+        report.own_sequences or 0,
     )
     if not all(0 <= count < _MOST_NS for count in counts):
         return False

@@ -10,7 +10,7 @@ from telemetry.facts.fleet.routing_records import RequestRouted
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request to be sent somewhere. `anchors` name prefixes of its prompt, shortest first
     (`anchors.anchors_of`), none if it may not share. Engines in `excluded` are not to be chosen,
-    None: those of the request that was sent last."""
+    None: those of the request that was sent last. `sequences` generate from the prompt."""
 
     request_id: str
     prompt_tokens: int
@@ -19,6 +19,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     itl_target_ns: int | None = None
     ttft_target_ns: int | None = None
     excluded: tuple[str, ...] | None = ()
+    sequences: int = 1
 
 
 def request_of(fact: RequestRouted) -> RouteRequest:
@@ -31,4 +32,5 @@ def request_of(fact: RequestRouted) -> RouteRequest:
         itl_target_ns=fact.itl_target_ns,
         ttft_target_ns=fact.ttft_target_ns,
         excluded=fact.excluded,
+        sequences=fact.sequences,
     )

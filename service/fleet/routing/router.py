@@ -177,6 +177,7 @@ class Router:
             routed.prompt_tokens - best.cached_tokens,
             routed.prompt_tokens,
             routed.anchors,
+            routed.sequences,
         )
         self._book.sent(view, sent)
         self._policy.sent(view)
@@ -226,4 +227,5 @@ def _routed(
         None if request.excluded is None else request.excluded[:MAX_EXCLUDED],
         tuple([one.candidate(now_ns) for one in weighed]),
         eligible - len(weighed),
+        request.sequences,
     )

@@ -259,7 +259,8 @@ class LoadReport(_Message, frozen=True):
     prompts; `context_tokens` are those that `decode_rows` attend to. `cost` is the fit in use, None
     before the first. `target_ns` is the latency target that bounds steps with prompts, None where
     `budget_tokens` does. `prefixes` are what the engine came to hold and to hold no more since the
-    last report that had any; None: nothing, or a node of an earlier release."""
+    last report that had any; None: nothing, or a node of an earlier release. `own_sequences` of
+    those in `load` are this gateway's; None: a node of an earlier release."""
 
     number: int
     incarnation: int
@@ -268,6 +269,7 @@ class LoadReport(_Message, frozen=True):
     ended: int
     load: Load
     prefixes: PrefixChanges | None = None
+    own_sequences: int | None = None
 
 
 class KvRates(_Message, frozen=True):

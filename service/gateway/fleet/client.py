@@ -123,7 +123,7 @@ class FleetClient(EngineClient):
 
     def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
         now_ns, prompt_tokens = self.clock.now_ns(), length_of(command.prompt)
-        place = self._place(command, queue, about.request_id, prompt_tokens, now_ns)
+        place = self._place(command, queue, about, prompt_tokens, now_ns)
         link = place.link
         remote = Remote(
             command.seq_id,
@@ -145,15 +145,18 @@ class FleetClient(EngineClient):
         return self.counts.bytes_out - before
 
     def _place(
-        self, command: Submit, queue: OutputQueue, request_id: str, prompt_tokens: int, now_ns: int
-    ) -> _Place:
+        self, command: Submit, queue: OutputQueue, about: RequestAbout, prompt_tokens: int,
+        now_ns: int,
+    ) -> _Place:  # fmt: skip
         """Where the request is, or goes. Raises EngineUnavailable."""
-        found = self._places.get(queue)
+        found, request_id = self._places.get(queue), about.request_id
         if found is not None and self._routing.is_open(found.link.name, found.request_id):
             return found
         while any(self._routing.is_open(name, request_id) for name in self._links):
             request_id = f"{request_id[:_ID_CHARACTERS]}-{secrets.token_hex(3)}"  # still ending
-        routed = self._routing.choose(command, request_id, prompt_tokens, self._links, now_ns)
+        routed = self._routing.choose(
+            command, request_id, prompt_tokens, self._links, now_ns, about.sequences
+        )
         link = None if routed is None else self._links[routed.engine]
         if routed is None or link is None or link.state is not LinkState.READY:
             raise EngineUnavailable

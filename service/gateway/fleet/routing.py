@@ -83,6 +83,7 @@ class Routing:
                 ended=report.ended,
                 draining=link.engine is not None and link.engine.draining,
                 prefixes=report.prefixes,
+                own_sequences=report.own_sequences,
                 **asdict(report.load),
             )
         )
@@ -90,7 +91,7 @@ class Routing:
 
     def choose(
         self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],
-        now_ns: int,
+        now_ns: int, sequences: int = 1,
     ) -> RequestRouted | None:  # fmt: skip
         """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
         ready = [name for name in self._joined if links[name].state is LinkState.READY]
@@ -103,6 +104,7 @@ class Routing:
                 request_id=request_id,
                 prompt_tokens=prompt_tokens,
                 max_tokens=submit.max_tokens,
+                sequences=sequences,
                 anchors=self._anchors(submit, links),
                 itl_target_ns=submit.itl_target_ns,
                 ttft_target_ns=submit.ttft_target_ns,

@@ -117,7 +117,8 @@ class EngineReported(_Fact, frozen=True):
     still to be computed, of waiting and begun prompts; `context_tokens` are those that
     `decode_rows` attend to. `cost` is the fit that the engine uses; its last steps took `drift`
     times as long. `target_ns` bounds a step while others decode; None: its budget of
-    `budget_tokens` does.
+    `budget_tokens` does. Of the sequences `running` and `waiting`, `own_sequences` are this
+    router's; None: it was not said.
     """
 
     at_ns: int
@@ -141,6 +142,7 @@ class EngineReported(_Fact, frozen=True):
     drift: float = 1.0
     cost: StepCostSet | None = None
     prefixes: PrefixChanges | None = None
+    own_sequences: int | None = None
 
 
 class RequestRouted(_Fact, frozen=True):
@@ -149,7 +151,8 @@ class RequestRouted(_Fact, frozen=True):
     What the choice was made from is all here and in the facts before it: `anchors` name prefixes of
     the prompt, shortest first; `excluded` engines were not to be chosen, None: those of the
     `RequestRouted` before. `candidates` are the engines that were weighed, the chosen one first, at
-    most eight; `left_out` others might have been chosen.
+    most eight; `left_out` others might have been chosen. Its prompt is computed once, and
+    `sequences` (choices) generate from it.
     """
 
     at_ns: int
@@ -165,6 +168,7 @@ class RequestRouted(_Fact, frozen=True):
     excluded: tuple[str, ...] | None
     candidates: tuple[Candidate, ...]
     left_out: int
+    sequences: int = 1
 
 
 class RouteRefused(_Fact, frozen=True):

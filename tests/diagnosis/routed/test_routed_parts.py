@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_fact
 
 from diagnosis.evidence import Unit
 from diagnosis.routed.abstentions import NEEDS, Seen, abstentions
@@ -61,6 +62,17 @@ def test_what_others_sent_is_what_a_report_has_beyond_ours() -> None:
     assert signal.reported(report(10, received=1, running=3)) == 0  # were there before
     assert signal.reported(report(20, received=1, running=7)) == 4
     assert signal.reported(report(30, received=1, running=5)) == 0  # some have ended
+
+
+def test_choices_of_a_request_are_not_taken_for_requests_of_others() -> None:
+    """The engine says how many of its sequences are this gateway's."""
+    signal = EngineSignal(0)
+    assert signal.reported(replace_fact(report(10, received=0), own_sequences=0)) == 0
+    signal.sent(1, 15)
+    ours = replace_fact(report(20, received=1, running=8), own_sequences=8)
+
+    assert signal.reported(ours) == 0
+    assert signal.reported(replace_fact(ours, number=30, own_sequences=5)) == 3
 
 
 def test_a_step_is_the_time_between_frames_that_share_a_sequence() -> None:

@@ -66,5 +66,23 @@ def test_a_report_has_requests_that_the_engine_reads_after_its_step() -> None:
             await until(lambda: link.report is not None and link.report.received == 1, "a report")
             assert link.report is not None
             assert (link.report.load.waiting, link.report.load.prompt_tokens) == (1, 3)
+            assert link.report.own_sequences == 1
+
+
+def test_a_report_says_which_sequences_are_of_the_gateway_that_reads_it() -> None:
+    async def case() -> None:
+        async with NodeWorld() as node, GatewayWorld(node) as one, GatewayWorld(node) as other:
+            await one.until(n0="ready")
+            await other.until(n0="ready")
+            one.ask("three", sequences=3)
+            other.ask("one")
+
+            def own() -> list[int | None]:
+                reports = [world.client.links[0].report for world in (one, other)]
+                return [None if report is None else report.own_sequences for report in reports]
+
+            await until(lambda: own() == [3, 1], "each has its own")
+
+    run(case)
 
     run(case)
