@@ -129,4 +129,5 @@ class BaselineLearner:
             stopped_spread=stopped_spread,
             dispersion=dispersion_of(ticks),
             tails=self._aggregator.requests.late.fit(begin_ns, end_ns, steps),
+            speed_spread=self._speed.spread,
         )
