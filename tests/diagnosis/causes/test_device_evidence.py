@@ -96,4 +96,4 @@ def test_an_xid_alone_is_no_failure_and_a_death_beside_one_is() -> None:
 
 
 def test_a_baseline_of_an_older_version_has_no_devices() -> None:
-    assert Reference.__struct_fields__[-3:] == ("gpus", "device", "received_share")
+    assert Reference.__struct_fields__[-4:] == ("gpus", "device", "received_share", "speed_spread")
