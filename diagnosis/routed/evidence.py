@@ -35,8 +35,8 @@ class Routed(Quantity):
     # router_herding
     WITHIN_AGE = "within_age", Unit.SHARE, "chance that two requests between reports go to one"
     OVER_WINDOW = "over_window", Unit.SHARE, "chance that any two requests go to one engine"
-    ARRIVALS = "arrivals", Unit.REQUESTS, "at the engines, by this gateway and by others"
-    OTHERS_ARRIVALS = "others_arrivals", Unit.SEQUENCES, "of other gateways, among these"
+    ARRIVALS = "arrivals", Unit.REQUESTS, "requests of this gateway, and sequences of others"
+    OTHERS_ARRIVALS = "others_arrivals", Unit.SEQUENCES, "of other gateways, among the arrivals"
     # clock_unbounded
     CLOCK_STEPS = "clock_steps", Unit.TIMES, "its clock was set, or stood still"
     UNPLACED_SHARE = "unplaced_share", Unit.SHARE, "of its sequences, that cannot be placed"

@@ -101,7 +101,7 @@ def test_a_machine_that_is_no_longer_slow_is_not_a_cause() -> None:
 
 
 def test_a_small_slowness_must_last_longer_than_a_large_one() -> None:
-    """A shared machine is a fifth slower for some seconds by itself."""
+    """A shared machine is a little slower for some seconds by itself."""
     step_s, large, small = 0.010, 1.4, 1.2
 
     def lost_ns(factor: float, seconds: float) -> float:

@@ -11,7 +11,9 @@ from diagnosis.detection.reference import fit_cost
 from diagnosis.detection.speed import SpeedDrift
 from diagnosis.detection.steps import Steps
 from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.classifier import Diagnoser
 from tests.diagnosis.test_engine_time import SECOND, baseline, charged, decodes
+from tests.support.worlds.twin_cases import twin
 
 S = Symptom
 
@@ -58,3 +60,33 @@ def test_a_machine_must_be_slower_than_it_is_by_itself(
     lost_ns = found.decoding_ns[S.THROTTLED] + found.decoding_ns[S.MEMORY_BANDWIDTH]
     assert (lost_ns > 2 * SECOND) == is_named
     assert lost_ns >= 0
+
+
+def learnt(name: str, mechanism: str) -> float:
+    """The spread at the end of a simulated server's life; its machine is steady but for a fault."""
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(twin(name, mechanism).facts)
+    reference = diagnoser.reference()
+    assert reference is not None
+    return reference.speed_spread
+
+
+def test_a_steady_machine_is_learnt_to_be_steady_and_a_fault_is_no_variation() -> None:
+    healthy, faulty = learnt("healthy_light", "poisson"), learnt("memory_bandwidth", "stream")
+
+    assert healthy < SpeedDrift().spread
+    assert faulty < SpeedDrift().spread
+
+
+def test_a_stretch_with_a_fault_that_ended_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(twin("healthy_light", "poisson").facts)
+    learner, compared = diagnoser._learner, list[int]()
+    monkeypatch.setattr(learner._speed, "add", lambda steps, cost: compared.append(len(steps)))
+    assert learner.span_ns is not None
+    end_ns = learner.span_ns[1]
+    learner._compare_speed(end_ns + 3 * SECOND)
+    learner.exclude_until(end_ns + SECOND)
+    learner._compare_speed(end_ns + 3 * SECOND)
+
+    assert len(compared) == 1

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
+from service.engine.plan import Emission
 from service.fleet.wire.counts import Fault
+from service.fleet.wire.messages import LoadReport
+from telemetry.facts.fleet.routing_records import RequestRouted
+from telemetry.facts.reasons import EndReason
 from tests.fleet.fleet_world import GatewayWorld, NodeWorld, until
 from tests.fleet.test_fleet_world import run
 
@@ -68,6 +73,8 @@ def test_a_report_has_requests_that_the_engine_reads_after_its_step() -> None:
             assert (link.report.load.waiting, link.report.load.prompt_tokens) == (1, 3)
             assert link.report.own_sequences == 1
 
+    run(case)
+
 
 def test_a_report_says_which_sequences_are_of_the_gateway_that_reads_it() -> None:
     async def case() -> None:
@@ -82,7 +89,37 @@ def test_a_report_says_which_sequences_are_of_the_gateway_that_reads_it() -> Non
                 return [None if report is None else report.own_sequences for report in reports]
 
             await until(lambda: own() == [3, 1], "each has its own")
+            facts = one.lane.drain()
+            assert [fact.sequences for fact in facts if isinstance(fact, RequestRouted)] == [3]
 
     run(case)
+
+
+def test_a_report_counts_no_sequence_whose_end_was_there_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its load does not have that sequence either."""
+
+    async def case() -> None:
+        async with NodeWorld() as node, GatewayWorld(node) as gateway:
+            await gateway.until(n0="ready")
+            asked = gateway.ask("r", max_tokens=1)
+            await until(
+                lambda: [one.sequences for one in node.listener._peers] == [1], "it is there"
+            )
+            (peer,) = node.listener._peers
+            sent: list[object] = []
+            send = peer.send
+
+            def noted(message: Any) -> None:
+                sent.append(message)
+                send(message)
+
+            monkeypatch.setattr(peer, "send", noted)
+            peer.emitted(Emission(next(iter(peer._by_ours)), None, EndReason.STOP_TOKEN))
+            peer.report(node.listener.loads.load())
+            said = [one for one in sent if isinstance(one, LoadReport)]
+            assert [one.own_sequences for one in said] == [0]
+            await asked.take()
 
     run(case)
