@@ -239,7 +239,7 @@ def score(judged: Sequence[Judged]) -> dict[str, Any]:
         else None,
         "indeterminate": sum(one.answer == UNSURE for one in main),
         "apart": {"episodes": len(apart), "top_1": top_1(pairs_of(apart))},
-        "classes": by_class(judged),
+        "classes": by_class(pairs_of(judged)),
     }
 
 
@@ -263,15 +263,16 @@ def macro_f1(pairs: Sequence[Pair]) -> float | None:
     return round(sum(scores) / len(scores), 4) if scores else None
 
 
-def by_class(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
+def by_class(pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for truth in sorted({one.truth for one in judged}):
-        mine = [one for one in judged if one.truth == truth]
-        told = sum(one.answer == truth for one in judged)
-        right = sum(one.is_right for one in mine)
+    counts = Counter(pairs)
+    for truth in sorted({truth for truth, _ in pairs}):
+        episodes = sum(count for (one, _), count in counts.items() if one == truth)
+        told = sum(count for (_, answer), count in counts.items() if answer == truth)
+        right = counts[truth, truth]
         found[truth] = {
-            "episodes": len(mine),
-            "recall": round(right / len(mine), 4),
+            "episodes": episodes,
+            "recall": round(right / episodes, 4),
             "precision": round(right / told, 4) if told else 0.0,
         }
     return found
@@ -285,11 +286,11 @@ def quantiles(values: Iterable[float]) -> dict[str, float] | None:
     return {name: round(ordered[rank(at, len(ordered)) - 1], 2) for name, at in picks.items()}
 
 
-def confusion(judged: Sequence[Judged]) -> str:
+def confusion(pairs: Sequence[Pair]) -> str:
     """Rows are injected faults, columns findings."""
-    truths = sorted({one.truth for one in judged})
-    answers = sorted({one.answer for one in judged} | set(truths))
-    counts = Counter((one.truth, one.answer) for one in judged)
+    truths = sorted({truth for truth, _ in pairs})
+    answers = sorted({answer for _, answer in pairs} | set(truths))
+    counts = Counter(pairs)
     lines = ["| done / named | " + " | ".join(answers) + " |", "|---" * (len(answers) + 1) + "|"]
     for truth in truths:
         cells = [str(counts[truth, answer] or "") for answer in answers]
@@ -308,7 +309,8 @@ def markdown(found: dict[str, Any], judged: Sequence[Judged]) -> str:
     ]  # fmt: skip
     lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     wrong = [f"- {one.episode.name}: {one.answer}" for one in judged if not one.is_right]
-    return "\n".join([*lines, "", confusion(judged), "Wrong:", "", *(wrong or ["- none"]), ""])
+    table = confusion(pairs_of(judged))
+    return "\n".join([*lines, "", table, "Wrong:", "", *(wrong or ["- none"]), ""])
 
 
 def main() -> int:

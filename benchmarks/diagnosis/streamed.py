@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.diagnosis.baselines import HEALTHY, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.episodes import Kept
-from benchmarks.diagnosis.score import Judged, by_class, judge_kept, quantiles, score, truth_of
+from benchmarks.diagnosis.score import Judged, judge_kept, quantiles, score, truth_of
 from lab.drills.spec import Phase
 from lab.drills.watch import VerdictChange
 
@@ -95,7 +95,7 @@ def figures_of(judged: Sequence[Judged], healthy: Sequence[Judged]) -> dict[str,
     return {
         "top_1": found["top_1"],
         "macro_f1": found["macro_f1"],
-        "classes_under_half": sum(one["recall"] < 0.5 for one in by_class(judged).values()),
+        "classes_under_half": sum(one["recall"] < 0.5 for one in found["classes"].values()),
         "faults_detected": found["faults_detected"],
         "to_detect_s": quantiles(math.inf if one is None else one for one in faults),
         "false_alarms": found["false_alarms"],

@@ -6,14 +6,20 @@ is kept has the form of `benchmarks.diagnosis`; its four baseline classifiers ar
 /metrics of the same seconds (`--trees` trains on the episodes of `--split dev`).
 
     .venv/bin/python -m benchmarks.attach.drills --split smoke|dev|test|healthy
-        [--classes A,B] [--each 4] [--most N] [--again] [--eager] [--folder FOLDER]
+        [--classes A,B] [--each 4] [--from-round 1] [--most N] [--again] [--eager]
+        [--folder FOLDER]
     .venv/bin/python -m benchmarks.attach.drills --split test --score [--trees]
+        [--earlier benchmarks/results/attach/drills_test.json]
+
+A round that was run and scored on another machine is not run again: `--from-round 2` leaves it
+out, and `--earlier` adds the episodes of its score. The baselines are compared where it was run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,8 +47,6 @@ from benchmarks.diagnosis.score import (
     APART,
     by_class,
     confusion,
-    judge_kept,
-    pairs_of,
     top_1,
 )
 from lab.drills.mechanism import DEV, TEST
@@ -56,9 +60,9 @@ LEAST_CLASSES, LEAST_TOP_1, LEAST_RECALL = 12, 0.85, 0.5
 LEAST_HEALTHY_S = 30 * 60 - 90
 
 
-def series(split: str, each: int, classes: Sequence[str] | None, work: Path,
+def series(split: str, rounds: range, classes: Sequence[str] | None, work: Path,
            flags: tuple[str, ...]) -> Iterator[EpisodePlan]:  # fmt: skip
-    """Rounds of every class; intensities take turns, the middle one first."""
+    """Rounds of every class, counted from 0; intensities take turns, the middle one first."""
     first, phases = FIRST_SEED[split], {SMOKE: SMOKE_PHASES, HEALTHY: HEALTHY_PHASES}
     common: dict[str, Any] = {
         "phases": phases.get(split, Phases()), "split": split, "work": work, "flags": flags,
@@ -69,7 +73,7 @@ def series(split: str, each: int, classes: Sequence[str] | None, work: Path,
             yield EpisodePlan(mechanism=light, seed=first + number, intensity=load, **common)
         return
     chosen = of_split(TEST if split == TEST else DEV, judged() if classes is None else classes)
-    for number in range(each):
+    for number in rounds:
         for mechanism in chosen:
             levels = mechanism.levels
             level = levels[(len(levels) // 2 + number) % len(levels)]
@@ -79,36 +83,58 @@ def series(split: str, each: int, classes: Sequence[str] | None, work: Path,
 # --- score -------------------------------------------------------------------------------------
 
 
-def score(kept: Sequence[Kept], split: str, trees: bool) -> Report:
-    """Of the episodes that count: ours, and the four baselines on vLLM's own metrics."""
+Rows = list[dict[str, Any]]
+Earlier = dict[str, Any]
+"""A score that `--score` wrote, of episodes whose results are not here."""
+
+
+def score(kept: Sequence[Kept], split: str, trees: bool, earlier: Earlier | None = None) -> Report:
+    """Of the episodes that count: ours, and the four baselines on vLLM's own metrics. Raises
+    NotSupported if none of the split is here."""
     counted = [one for one in kept if not one.episode.discarded]
     mine = [one for one in counted if one.split == split]
     healthy = [one for one in counted if one.split == HEALTHY]
     if not mine:
         raise NotSupported(f"no episode of {split!r} counts, of {len(kept)}; run some first")
-    told = [judge_kept(one) for one in mine]
-    calm = [judge_kept(one) for one in healthy]
     lessons = [one for one in counted if one.split == DEV and trees]
     latency = [one for one in mine if one.episode.symptom not in APART]
-    pairs = pairs_of(told)
+    rows = joined([row(one) for one in [*mine, *healthy]], earlier)
+    told = [one for one in rows if one["split"] == split]
+    calm = [one for one in rows if one["split"] == HEALTHY]
+    pairs = [(one["done"], one["named"]) for one in told]
+    classes = by_class(pairs)
     table: list[list[Any]] = [["injected", "episodes", "recall", "precision"]]
-    classes = by_class(told)
     for name, one in classes.items():
         table.append([name, one["episodes"], one["recall"], one["precision"]])
-    print(confusion(told), flush=True)
-    detail = {
-        "split": split,
-        "discarded": sum(bool(one.episode.discarded) for one in kept if one.split == split),
-        "classes": classes,
-        "confusion": confusion(told).splitlines(),
-        "misses": [[one.episode.name, one.answer] for one in told if not one.is_right],
+    print(confusion(pairs), flush=True)
+    compared = {
+        "episodes": len(latency),
         "told": told_figures(latency, lessons),
         "live": live_figures(latency, healthy, lessons),
-        "episodes": [row(one) for one in [*mine, *healthy]],
     }
-    made = figures(pairs, classes, sum(one.alarms for one in calm),
-                   sum(one.watched_s for one in calm))  # fmt: skip
+    before = earlier or {}
+    detail = {
+        "split": split,
+        "discarded": before.get("discarded", 0)
+        + sum(bool(one.episode.discarded) for one in kept if one.split == split),
+        "classes": classes,
+        "confusion": confusion(pairs).splitlines(),
+        "misses": [[one["name"], one["named"]] for one in told if one["done"] != one["named"]],
+        "compared": [*before.get("compared", []), compared],
+        "episodes": rows,
+    }
+    made = figures(pairs, classes, sum(one["false_alarms"] for one in calm),
+                   sum(one["watched_s"] for one in calm))  # fmt: skip
     return Report(f"drills_{split}", made, {}, detail, table)
+
+
+def joined(rows: Rows, earlier: Earlier | None) -> Rows:
+    """With the episodes of an earlier score. Raises NotSupported where one is in both."""
+    before: Rows = [] if earlier is None else earlier["episodes"]
+    twice = {one["name"] for one in rows} & {one["name"] for one in before}
+    if twice:
+        raise NotSupported(f"{', '.join(sorted(twice))}: here, and in the earlier score")
+    return [*before, *rows]
 
 
 def figures(
@@ -139,7 +165,8 @@ def run_series(args: argparse.Namespace) -> int:
     flags = ("--enforce-eager",) if args.eager else ()
     work, results = args.folder / "work" / args.split, args.folder / "episodes"
     work.mkdir(parents=True, exist_ok=True)
-    planned = list(series(args.split, args.each or ROUNDS[args.split], classes, work, flags))
+    rounds = range(args.from_round - 1, args.each or ROUNDS[args.split])
+    planned = list(series(args.split, rounds, classes, work, flags))
     todo = [one for one in planned if not is_done(results / f"{one.name}.json", args.again)]
     print(f"{len(planned)} episodes, {len(todo)} to run", flush=True)
     failed = 0
@@ -167,18 +194,21 @@ def main() -> int:
     add("--split", choices=list(FIRST_SEED), default=SMOKE)
     add("--classes", help="only these, separated by commas")
     add("--each", type=int, help="rounds (default 4; smoke and healthy 1)")
+    add("--from-round", type=int, default=1, help="leave out the rounds before this one")
     add("--most", type=int, default=sys.maxsize, help="stop after so many episodes")
     add("--again", action="store_true", help="run those anew that do not count")
     add("--eager", action="store_true", help="vLLM without compilation: it starts sooner")
     add("--folder", type=Path, default=cache / "phasescope" / "attach" / "drills")
     add("--score", action="store_true", help="judge what is there, and run nothing")
+    add("--earlier", type=Path, help="a score whose episodes are added: those of earlier rounds")
     add("--trees", action="store_true", help="train trees on the dev episodes; needs scikit-learn")
     add("--out", type=Path, default=RESULTS, help="folder of the score")
     args = parser.parse_args()
     try:
         if not args.score:
             return 1 if run_series(args) else 0
-        report = score(read_kept(args.folder / "episodes"), args.split, args.trees)
+        earlier = None if args.earlier is None else json.loads(args.earlier.read_bytes())
+        report = score(read_kept(args.folder / "episodes"), args.split, args.trees, earlier)
     except NotSupported as error:
         print(f"drills: {error}", file=sys.stderr)
         return 2

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attach.drills.__main__ import FIRST_SEED, figures, series
+from benchmarks.attach.drills.__main__ import FIRST_SEED, figures, joined, series
 from benchmarks.attach.drills.gauges import Page, gauges_of, quantile_of, row_between
 from benchmarks.attach.drills.mechanisms import ABSTAINED, MECHANISMS, judged, of_split, symptoms
 from benchmarks.attach.injected import FAULTS, HOOKS, Faults
+from benchmarks.contract.client import NotSupported
 from benchmarks.diagnosis.baselines import BASELINES
 from benchmarks.diagnosis.gauges import GAUGES, SECOND
 from diagnosis.needs import NEEDS, NO_ADAPTER_SEES
@@ -89,13 +90,30 @@ def test_the_causes_suffice_and_each_split_has_all_of_them() -> None:
 
 def test_no_seed_of_the_test_is_one_of_the_development(tmp_path: Path) -> None:
     """Rounds have every class once, and healthy minutes are half an hour."""
-    plans = {split: list(series(split, 4, None, tmp_path, ())) for split in FIRST_SEED}
+    plans = {split: list(series(split, range(4), None, tmp_path, ())) for split in FIRST_SEED}
     seeds = {split: {one.seed for one in mine} for split, mine in plans.items()}
     healthy_s = sum(one.phases.end_s - one.phases.reference_at_s for one in plans["healthy"])
 
     assert seeds[DEV].isdisjoint(seeds[TEST])
     assert len(plans[TEST]) == 4 * len(judged())
     assert healthy_s >= 1_740
+
+
+def test_later_rounds_are_those_of_the_whole_series(tmp_path: Path) -> None:
+    """The seeds and intensities do not depend on where a series begins."""
+    whole = list(series(TEST, range(4), None, tmp_path, ()))
+
+    assert list(series(TEST, range(1, 4), None, tmp_path, ())) == whole[len(judged()) :]
+
+
+def test_an_earlier_score_adds_its_episodes_once() -> None:
+    """An episode that is in both would count twice."""
+    before = {"episodes": [{"name": "a"}, {"name": "b"}]}
+
+    assert [one["name"] for one in joined([{"name": "c"}], before)] == ["a", "b", "c"]
+    assert joined([{"name": "c"}], None) == [{"name": "c"}]
+    with pytest.raises(NotSupported, match="b: here, and in the earlier score"):
+        joined([{"name": "b"}], before)
 
 
 def test_what_is_not_judged_on_vllm_is_what_the_diagnosis_says() -> None:
