@@ -26,11 +26,14 @@ Example = tuple[list[float], str]
 
 
 def usual_rows(kept: Kept) -> list[Row]:
-    """The reference's, of the server that ran then."""
+    """The reference's, of the server that ran then, whose traffic began earlier."""
     episode, gauges = kept.episode, kept.usual_gauges or kept.gauges
     if gauges is None:
         return []
-    return rows_between(gauges, episode.begin_ns, *episode.phases.span_s(Phase.REFERENCE))
+    begin_ns = episode.begin_ns
+    if kept.usual_gauges is not None and episode.usual_begin_ns is not None:
+        begin_ns = episode.usual_begin_ns
+    return rows_between(gauges, begin_ns, *episode.phases.span_s(Phase.REFERENCE))
 
 
 def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:

@@ -18,7 +18,18 @@ from benchmarks.diagnosis.baselines import (
 )
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.gauges import GAUGES, Gauges
-from benchmarks.diagnosis.streamed import figures_of, judged_live, lessons_of, turns_of, windows
+from benchmarks.diagnosis.streamed import (
+    figures_of,
+    judged_live,
+    lessons_of,
+    turns_of,
+    usual_rows,
+    windows,
+)
+from lab.drills.outcome.truth import EpisodeRecord, label_of, result_of
+from lab.drills.registry import find
+from lab.drills.spec import Capacity, Phases
+from lab.drills.traffic import Scene
 from tests.lab.test_drill_scores import episode
 
 ON, OFF, END = 20, 30, 40
@@ -75,6 +86,34 @@ def test_a_server_that_took_over_is_watched_from_when_it_did() -> None:
     assert [(at_s, len(rows)) for at_s, rows in windows(own)][:2] == [(23, 3), (24, 4)]
     turns = turns_of(own, preempted)
     assert [(turn.at_s, turn.top) for turn in turns] == [(23, "kv_thrash"), (40, None)]
+
+
+def test_the_reference_is_that_of_the_server_before() -> None:
+    """Its traffic began a minute before that of the server which took over."""
+    usual = tuple(row(running=float(at_s)) for at_s in range(ON))
+    own = kept("kv_thrash", row(preemptions=2.0), taken_over=True)
+    early = msgspec.structs.replace(
+        own,
+        usual_gauges=Gauges(begin_ns=-60 * SECOND, rows=usual),
+        episode=msgspec.structs.replace(own.episode, usual_begin_ns=-60 * SECOND),
+    )
+    assert usual_rows(early) == list(usual[10:20])
+
+
+def test_a_result_says_when_the_traffic_of_each_server_began() -> None:
+    mechanism = find("kv_thrash")
+    scene = Scene(
+        seed=1, phases=Phases(), capacity=Capacity(requests_per_s=1.0, tokens_per_s=1.0),
+        intensity=1.0, load=0.5, mix=mechanism.mix,
+    )  # fmt: skip
+    for logs, begins in (
+        ([(5, []), (65, [])], (65, 5)),
+        ([(5, [])], (5, None)),
+    ):
+        record = EpisodeRecord(logs=list(logs))
+        label = label_of(record, scene, mechanism)
+        result = result_of(record, scene, mechanism, label, "", "name", ())
+        assert (result.begin_ns, result.usual_begin_ns) == begins
 
 
 def test_a_right_word_counts_from_when_it_is_said() -> None:

@@ -50,7 +50,8 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     `/debug/root` at the end of the fault. `conditions` are the machine's, by phase, and `paces`
     how slow the engine's core was for a probe, by second (see `pace.paces`). `exit_line` is the
     last line of a server that ended. `discarded` says why the episode does not count; empty when
-    it does.
+    it does. Where a server took over for the fault, `begin_ns` is of its traffic, and
+    `usual_begin_ns` of that of the server before it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_line: str | None = None
     has_baseline: bool = False
     paces: tuple[tuple[float, float], ...] = ()
+    usual_begin_ns: int | None = None
 
     def rise(self, measure: str) -> float | None:
         """Ratio of a measure in the fault to that in the reference: of all requests, or of those

@@ -104,6 +104,7 @@ def result_of(
         capacity=scene.capacity if record.logs else None,
         load=scene.load,
         begin_ns=begin_ns,
+        usual_begin_ns=record.logs[0][0] if len(record.logs) > 1 else None,
         on_s=at_s(label.on_ns),
         off_s=at_s(label.off_ns),
         first_harmed_s=at_s(harmed_ns),
