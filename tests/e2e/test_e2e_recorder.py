@@ -24,6 +24,7 @@ from telemetry.facts.records import EngineDied, Fact, RequestEnded, StallDetecte
 from telemetry.journal.journal_reader import Journal, open_journal
 from telemetry.journal.replay import Replay
 from telemetry.stats.histogram_report import TOTAL, distributions, report
+from tests.support.servers.newcomers import metric
 from tests.support.servers.perfetto_check import Trace, checked
 from tests.support.servers.server import Server, eventually
 
@@ -198,7 +199,6 @@ def test_a_stopped_engine_is_detected_and_dumped_within_a_second(
     for client in (thread, late):
         client.join(60)
     (stall,) = [fact for fact in facts_in(dumps, "stall") if isinstance(fact, StallDetected)]
-    metrics = recorded.client.get("/metrics").text
 
     assert dump["took_ns"] < 1_000_000_000
     assert (dump["reason"], Path(dump["path"]).parent) == ("request", dumps)
@@ -208,8 +208,9 @@ def test_a_stopped_engine_is_detected_and_dumped_within_a_second(
     assert stall.process_state == "T"
     assert stall.loop_silent_ns is not None
     assert stall.loop_silent_ns < 1_000_000_000
-    assert "phasescope_engine_stalls_total 1" in metrics
-    assert 'phasescope_dumps_total{reason="stall"} 1' in metrics
+    # a busy machine can stall it once more after the dump
+    assert metric(recorded, "phasescope_engine_stalls_total") >= 1
+    assert metric(recorded, "phasescope_dumps_total", reason="stall") == 1
 
 
 def test_a_second_dump_at_once_is_refused_with_a_time_to_wait(lived: Lived) -> None:
