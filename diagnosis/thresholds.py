@@ -284,6 +284,10 @@ LEAST_DELAYED_SHARE: Annotated[
     float, "of the baseline of the stage", "the same; less is not harm",
     "by hand: loads of healthy servers vary by as much",
 ] = 0.25  # fmt: skip
+LEAST_PREEMPTED_SHARE: Annotated[
+    float, "of the baseline of decoding", "the time of preempted requests; less is not harm",
+    "by hand, below LEAST_DELAYED_SHARE: it is measured, and no variation of the load",
+] = 0.1  # fmt: skip
 LEAST_INVALID: Annotated[
     int,
     "answers",

@@ -49,6 +49,8 @@ def blame(window: Window, reference: Reference) -> Blame:
     if cost is not None and len(window.steps):
         engine = engine_time(window, reference, cost)
     found = Blame(window.seconds, sum(stages.values()), baseline_ns, Charges(), stages, engine)
+    usual_ns = reference.stopped * window.seconds * 1e9
+    found.preempted_ns = max(0.0, window.counts.skipped_ns[WaitReason.PREEMPTED] - usual_ns)
     if engine is not None:
         found.tenant = engine.tenant
         found.facts |= engine.facts
@@ -177,6 +179,7 @@ def _take_waits(found: Blame, window: Window) -> None:
     if counts.adapter_reads:
         found.facts[M.ADAPTER_READ] = counts.adapter_read_ns / counts.adapter_reads / 1e6
     found.facts |= {measured: waited_ns[reason] / 1e6 for reason, measured in _WAITS.items()}
+    found.facts[M.WAIT_PREEMPTED] = counts.preempted_ns / 1e6
     if window.steps.prompt_tokens.any():
         found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)
 
@@ -217,8 +220,12 @@ def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, 
 
 
 def _lost_blocks(window: Window) -> Symptom:
-    """The cause of running requests' waits for blocks: thrashing, or only too few blocks."""
-    thrashes = _recomputed_share(window) >= RECOMPUTED
+    """The cause of running requests' waits for blocks: thrashing, or only too few blocks. Before
+    any prompt is computed, those that were preempted are to be computed again."""
+    if not window.steps.prompt_tokens.any():
+        thrashes = window.counts.preempted_ns > 0
+    else:
+        thrashes = _recomputed_share(window) >= RECOMPUTED
     return S.KV_THRASH if thrashes else S.KV_EXHAUSTION
 
 
@@ -250,7 +257,7 @@ def _block_holders(found: Blame, window: Window, reference: Reference) -> Charge
     steps, waited = window.steps, window.counts.waited_ns
     rows = float(steps.rows.sum())
     zombies = float(steps.zombie_rows.sum()) / rows if rows else 0.0
-    thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
+    thrashes = window.counts.preempted_ns > waited[WaitReason.KV]
     cause = _lost_blocks(window) if thrashes else S.KV_EXHAUSTION
     parts = Charges({S.CANCELLATION_LEAK: zombies, cause: 1 - zombies})
     engine = found.engine

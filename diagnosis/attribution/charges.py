@@ -71,7 +71,9 @@ class Blame:
     beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
     growth in demand, if one did. `through` is how much of a cause's harm came by way of an effect:
     of slow steps by way of the queue, say. `load_ns` of the excess is what load alone explains: a
-    fuller batch, and time in the queue that has no other cause."""
+    fuller batch, and time in the queue that has no other cause. `preempted_ns` is the time of
+    requests that lost their blocks after their first token, beyond the baseline: it is measured,
+    not what is left of a stage."""
 
     seconds: float
     excess_ns: float
@@ -83,6 +85,7 @@ class Blame:
     tenant: str | None = None
     through: Through = field(default_factory=dict)
     load_ns: float = 0.0
+    preempted_ns: float = 0.0
 
 
 def charge_rows(found: EngineTime, symptom: Symptom, steps: Steps, spent: np.ndarray) -> None:

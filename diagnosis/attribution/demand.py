@@ -70,10 +70,6 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
         requested, reference.choices, reference.choices_spread, GROWN_CHOICES, sigmas
     ):
         choices = (counts.choices - reference.choices) * counts.requests
-    longer = 0.0
-    lengths = counts.output_lengths
-    if _mean_grew(lengths, reference.output_tokens, reference.output_spread, GROWN_LENGTH, sigmas):
-        longer = counts.requests * (counts.output_tokens - reference.output_tokens)
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
     facts |= {
         M.REQUESTS_PER_S: counts.requests / window.seconds,
@@ -87,7 +83,7 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
         tenant=tenant,
         more_requests=more,
         choices=choices,
-        output_tokens=longer,
+        output_tokens=_longer_outputs(counts, reference, sigmas),
         prompt_tokens=_prompt_tokens(window, reference, demand, more, facts),
         facts=facts,
     )
@@ -147,6 +143,18 @@ def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> floa
     limit = GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
     seen = bool(reference.longest_prompt) and len(longest) >= LEAST_GROWN
+    return sum(longest) - len(longest) * baseline if seen else 0.0
+
+
+def _longer_outputs(counts: Counts, reference: Reference, sigmas: float) -> float:
+    """Output tokens beyond the baseline: of all requests if the mean of those that ended grew, else
+    of the sequences that run and have more already than nearly any in the baseline."""
+    lengths, baseline = counts.output_lengths, reference.output_tokens
+    if _mean_grew(lengths, baseline, reference.output_spread, GROWN_LENGTH, sigmas):
+        return counts.requests * (counts.output_tokens - baseline)
+    limit = max(GROWN_LENGTH * baseline, baseline + SIGMAS * reference.output_spread)
+    longest = [length for length in counts.open_lengths if length > limit]
+    seen = bool(reference.seconds) and len(longest) >= LEAST_GROWN
     return sum(longest) - len(longest) * baseline if seen else 0.0
 
 
@@ -252,7 +260,7 @@ def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | Non
     usual_per_s = baseline[worst] / window.seconds
     if not _surplus(window, reference, came, usual_per_s, lasting=False):
         return None
-    if not share_grew(counts, reference, worst, YOUNG_SIGMAS):
+    if not share_grew(counts, reference, worst, _sigmas(window, YOUNG_SIGMAS, DEMAND_SIGMAS)):
         return None
     waited_ns = counts.first_ns.total()
     others_ns = waited_ns - counts.first_ns[worst]

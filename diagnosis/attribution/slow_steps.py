@@ -35,6 +35,7 @@ from diagnosis.detection.tail_thresholds import (
     LEAST_STALL_NS,
     RARE_STALLS,
     STALL_RATIO,
+    STALLS_PER_S,
 )
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
@@ -54,7 +55,7 @@ def least_slow(window: Window, reference: Reference) -> float:
 
 def residual_ns(found: EngineTime, steps: Steps, cost: Cost, least: float) -> np.ndarray:
     """(steps,) ns of each forward pass beyond its predicted length; zeros if the machine is not
-    slow. A step out of range is taken to be as slow as those in range."""
+    slow. A step out of range is taken to be as slow as those in range that did not stand still."""
     predicted, known = cost.forward_ns(steps), cost.in_range(steps)
     residual = np.where(known, steps.forward_ns - predicted, 0.0)
     predicted_ns = float(predicted[known].sum())
@@ -64,8 +65,11 @@ def residual_ns(found: EngineTime, steps: Steps, cost: Cost, least: float) -> np
     found.facts[M.SLOW_FACTOR] = found.slow
     if found.slow < least:
         return np.zeros(len(steps))
-    unknown = steps.forward_ns * (1 - 1 / found.slow)
-    return np.where(known, residual, unknown)
+    stood = _rare_stalls(steps, cost)
+    ran = known & ~stood
+    slow = float(steps.forward_ns[ran].sum()) / max(1.0, float(predicted[ran].sum()))
+    unknown = steps.forward_ns * (1 - 1 / max(1.0, slow))
+    return np.where(known | stood, steps.forward_ns - predicted, unknown)
 
 
 def charge_slowness(
@@ -113,9 +117,9 @@ def charge_slowness(
         if slow_ns < LEAST_ENGINE_SHARE * found.busy_ns:
             return
     else:
-        rare = _rare_stalls(steps, cost, residual)
-        if rare is not None:
-            charge_rows(found, S.HOST_STALL, steps, np.where(rare, residual, 0.0) + around)
+        stood = _rare_stalls(steps, cost)
+        if stood.any():
+            charge_rows(found, S.HOST_STALL, steps, np.where(stood, residual, 0.0) + around)
             return
         charge_rows(
             found, S.HOST_STALL if paused_ns > STALLED * slow_ns else S.THROTTLED, steps, around
@@ -128,14 +132,18 @@ def charge_slowness(
         charge_rows(found, slow_cause, steps, residual)
 
 
-def _rare_stalls(steps: Steps, cost: Cost, residual: np.ndarray) -> np.ndarray | None:
-    """(steps,) bool: the few passes in which the engine stood still; None where these do not have
-    most of the slow time, or are so many that the processor runs less."""
+def _rare_stalls(steps: Steps, cost: Cost) -> np.ndarray:
+    """(steps,) bool: the few passes in which the engine stood still. None of them where these do
+    not have most of the slow time, or are so many that the processor runs less. Where a step has
+    more rows than any in the baseline its predicted length is a guess, but one that stood still is
+    far longer than its like."""
     predicted = np.maximum(cost.forward_ns(steps), 0.0)
-    stalls: np.ndarray = residual > np.maximum(LEAST_STALL_NS, STALL_RATIO * predicted)
-    is_most = float(residual[stalls].sum()) >= MOST * max(1.0, float(residual.sum()))
-    is_rare = 0 < float(stalls.sum()) <= RARE_STALLS * len(steps)
-    return stalls if is_most and is_rare else None
+    lost = steps.forward_ns - predicted
+    stood: np.ndarray = lost > np.maximum(LEAST_STALL_NS, STALL_RATIO * predicted)
+    is_most = float(lost[stood].sum()) >= MOST * max(1.0, float(lost.sum()))
+    busy_s = float(steps.turn_ns.sum()) / 1e9
+    is_rare = stood.sum() <= max(RARE_STALLS * len(steps), STALLS_PER_S * busy_s)
+    return stood if is_most and is_rare else np.zeros(len(steps), bool)
 
 
 def _mostly_out_of_range(steps: Steps, cost: Cost) -> bool:

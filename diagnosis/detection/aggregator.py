@@ -322,7 +322,7 @@ class Aggregator:
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
                 if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
                     long_tokens += row.tokens
-                self._waits.heads.discard(row.seq_id)
+                self._waits.computed(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
         block_tokens = 16 if self.started is None else self.started.block_tokens

@@ -97,7 +97,7 @@ class BlowDetector:
                 self._begin()
             least = LEAST_CONFIRMED if self.is_confirmed else LEAST_BLOWS
             is_clear = self.blows >= least and self._late >= LEAST_LATE
-            if self._sum > BLOWS_THRESHOLD and is_clear:
+            if self._sum > BLOWS_THRESHOLD * least / LEAST_BLOWS and is_clear:
                 self.onset_ns = self._times[0]
         elif end_ns - self._times[-1] > self.held_ns:
             self.onset_ns = None

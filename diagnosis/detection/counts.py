@@ -37,8 +37,9 @@ class Counts:
 
     `waited_ns` is the time of queued sequences, by the reason that blocks the head of the queue;
     `behind_ns` the part of it behind the head, `skipped_ns` that of running sequences without a
-    row, by their own reason. `admissions` are the stamps of each request's begin, submission and
-    first admission.
+    row, by their own reason, and of those that were preempted. `admissions` are the stamps of each
+    request's begin, submission and first admission. `open_lengths` are the output tokens so far of
+    sequences that run now.
     `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
     constrained sequences that ended at their length limit. `aborted` are failed steps by failure
     and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
@@ -93,6 +94,7 @@ class Counts:
     choices_requested: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
+    open_lengths: list[int] = field(default_factory=list)
     aborted: Counter[tuple[StepFailure, str]] = field(default_factory=Counter)
     aborted_sequences: Counter[StepFailure] = field(default_factory=Counter)
     deaths_by_failure: Counter[StepFailure] = field(default_factory=Counter)
@@ -123,6 +125,12 @@ class Counts:
         self.engine_wait_ns += sample.engine_wait_ns or 0
         self.throttled_ns += sample.throttled_ns or 0
         self.quota_window_ns += 0 if sample.throttled_ns is None else sample.window_ns
+
+    @property
+    def preempted_ns(self) -> int:
+        """The time of sequences that lost their blocks, with a first token or without."""
+        reason = WaitReason.PREEMPTED
+        return self.waited_ns[reason] + self.skipped_ns[reason]
 
     @property
     def prompt_tokens(self) -> float:

@@ -81,7 +81,7 @@ def stage_stats(counts: Counts) -> StageStats:
     return StageStats(
         tuple(float(counts.live_ns[stage]) for stage in Stage),
         (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered),
-        float(counts.skipped_ns[WaitReason.CLIENT_PAUSE] + counts.waited_ns[WaitReason.PREEMPTED]),
+        float(counts.skipped_ns[WaitReason.CLIENT_PAUSE] + counts.preempted_ns),
     )
 
 

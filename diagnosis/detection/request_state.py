@@ -11,10 +11,11 @@ from telemetry.facts.reasons import WaitReason
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One request, in flight or ended. `firsts_ns` are the commits of its sequences' first tokens,
-    `last_ns` the commit of the last token of any. At `skipped_ns` one of its running sequences had
-    no row, for `skip_reason`. It waited `grammar_ns` for its grammar and `adapter_ns` for its
-    adapter. A gap above `gap_target_ns` misses the target of its class. One that is `attached`
-    `is_unseen` from its tokens on, until its engine core tells of a sequence: it is in no stage."""
+    `tokens` their output tokens so far, `last_ns` the commit of the last token of any. At
+    `skipped_ns` one of its running sequences had no row, for `skip_reason`. It waited `grammar_ns`
+    for its grammar and `adapter_ns` for its adapter. A gap above `gap_target_ns` misses the target
+    of its class. One that is `attached` `is_unseen` from its tokens on, until its engine core tells
+    of a sequence: it is in no stage."""
 
     request_id: str
     trace_id: str
@@ -28,6 +29,7 @@ class RequestState:
     choices: int = 1
     sequences: set[int] = field(default_factory=set)
     firsts_ns: dict[int, int | None] = field(default_factory=dict)  # by sequence
+    tokens: dict[int, int] = field(default_factory=dict)  # by sequence
     submitted_ns: int | None = None
     last_ns: int | None = None
     disconnected_ns: int | None = None

@@ -191,6 +191,7 @@ class Requests:
         if request is None or request.ended:
             return
         counts = self._at(at_ns)
+        request.tokens[seq_id] = request.tokens.get(seq_id, 0) + tokens
         last_ns, request.last_ns = request.last_ns, at_ns
         if last_ns is not None and at_ns - last_ns > request.gap_target_ns:
             self.late.gap(request, last_ns, at_ns)
@@ -260,6 +261,11 @@ class Requests:
             return False
         return at_ns > request.disconnected_ns + ABORT_NS
 
+    def is_decoding(self, seq_id: int) -> bool:
+        """Whether the sequence has its first token."""
+        request = self._owners.get(seq_id)
+        return request is not None and request.firsts_ns.get(seq_id) is not None
+
     def has_prompt_above(self, tokens: int, seq_id: int) -> bool:
         """Whether the prompt of the sequence is longer; False where `tokens` is 0."""
         request = self._owners.get(seq_id) if tokens else None
@@ -289,9 +295,11 @@ class Requests:
         return sorted(found, key=lambda one: -one.elapsed_ns)
 
     def open_counts(self, begin_ns: int, end_ns: int) -> Counts:
-        """The time within [begin, end) of requests in flight, in the stage that they are in."""
+        """The time within [begin, end) of requests in flight, in the stage that they are in, and
+        the output tokens so far of their sequences."""
         total = Counts()
         for request in self._open.values():
+            total.open_lengths += [request.tokens.get(one, 0) for one in request.sequences]
             spent_ns = end_ns - max(request.entered_ns, begin_ns)
             if spent_ns > 0 and not request.is_unseen:
                 total.live_ns[request.stage] += spent_ns

@@ -72,6 +72,12 @@ RARE_STALLS: Annotated[
     "as few that stood still are stalls; more are a processor that runs less",
     "by hand: stalls that come every second, in steps of 30 ms",
 ] = 0.06
+STALLS_PER_S: Annotated[
+    float,
+    "stalls a busy second",
+    "as few are stalls too, however long a step takes",
+    "by hand: a quota stops a process in each period of 100 ms",
+] = 2.0
 SLOW_RATIO: Annotated[
     float,
     "of its predicted length",

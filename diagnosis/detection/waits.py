@@ -11,14 +11,15 @@ from telemetry.facts.reasons import WaitReason
 
 class Waits:
     """`heads` are sequences without a first row, or that lost their blocks; `paused` those whose
-    client does not read; `_loading` those that wait for their adapter, with the time up to which
-    that is counted."""
+    client does not read; `_preempted` those that lost their blocks after their first token;
+    `_loading` those that wait for their adapter, with the time up to which that is counted."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._live: set[int] = set()
         self.heads: set[int] = set()
         self.paused: set[int] = set()
+        self._preempted: set[int] = set()
         self._loading: dict[int, int] = {}
 
     @property
@@ -32,6 +33,11 @@ class Waits:
         self.heads.add(seq_id)
         if for_adapter_ns is not None:
             self._loading[seq_id] = for_adapter_ns
+
+    def computed(self, seq_id: int) -> None:
+        """It has a row of its prompt, or is computed again."""
+        self.heads.discard(seq_id)
+        self._preempted.discard(seq_id)
 
     def pause(self, seq_id: int, at_ns: int) -> None:
         self.paused.add(seq_id)
@@ -58,29 +64,36 @@ class Waits:
 
     def ended(self, seq_id: int) -> None:
         self._loading.pop(seq_id, None)
-        for kept in (self._live, self.heads, self.paused):
+        for kept in self._kept:
             kept.discard(seq_id)
 
     def listed(self, fact: SequencesListed) -> None:
         """Drop sequences whose end fact was lost."""
-        for kept in (self._live, self.heads, self.paused):
+        for kept in self._kept:
             kept.difference_update(fact.over(kept))
         for seq_id in fact.over(self._loading):
             del self._loading[seq_id]
 
     def clear(self) -> None:
         """The engine has restarted."""
-        for kept in (self._live, self.heads, self.paused):
+        for kept in self._kept:
             kept.clear()
         self._loading.clear()
+
+    @property
+    def _kept(self) -> tuple[set[int], ...]:
+        return self._live, self.heads, self.paused, self._preempted
 
     def count(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
         """Queued sequences wait for what blocks the head of the queue; running ones without a row
         wait for their own reason, and so do queued ones whose KV blocks come from elsewhere, or
-        whose adapter is not placed."""
+        whose adapter is not placed. One that was preempted after its first token is a running one:
+        its next token is late, and not its first."""
         self.heads.update(step.preempted)
         for seq_id in step.preempted:
             self._requests.skipped(seq_id, WaitReason.PREEMPTED, step.committed_ns)
+            if self._requests.is_decoding(seq_id):
+                self._preempted.add(seq_id)
         head: WaitReason | None = None
         apart = len(self._loading)
         for seq_id, since_ns in self._loading.items():
@@ -97,6 +110,10 @@ class Waits:
                 head = head or skip.reason
         stopped = min(step.waiting, len(self.heads & self.paused))  # preempted, not read
         waiting = max(0, step.waiting - stopped - apart)
+        preempted = min(waiting, len(self._preempted - self.paused))
+        waiting -= preempted
+        if preempted:
+            counts.skipped_ns[WaitReason.PREEMPTED] += preempted * turn_ns
         if stopped:
             counts.skipped_ns[WaitReason.CLIENT_PAUSE] += stopped * turn_ns
         if waiting:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from diagnosis.attribution.blame import Blame
 from diagnosis.attribution.queue import is_in_danger
+from diagnosis.detection.counts import Stage
 from diagnosis.detection.requests import AffectedRequest
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Exclusion, Finding, Link, Symptom
@@ -19,6 +20,7 @@ from diagnosis.thresholds import (
     LEAST_DELAYED,
     LEAST_DELAYED_SHARE,
     LEAST_LARGEST,
+    LEAST_PREEMPTED_SHARE,
     LEAST_SHARE,
 )
 from diagnosis.verdicts.chains import chain_of, claim_of
@@ -191,7 +193,8 @@ def _may_be_said(charged: Blame, symptom: Symptom, said: Container[Symptom]) -> 
 
 def _hurts(charged: Blame) -> bool:
     least_ns = LEAST_DELAYED * 1e9 * charged.seconds
-    return any(
+    preempted_ns = max(least_ns, LEAST_PREEMPTED_SHARE * charged.baseline_ns[Stage.DECODE])
+    return charged.preempted_ns > preempted_ns or any(
         excess_ns > max(least_ns, LEAST_DELAYED_SHARE * charged.baseline_ns[stage])
         for stage, excess_ns in charged.stages_ns.items()
     )

@@ -39,9 +39,8 @@ _BEAT_BYTES, _BEAT_PARTS, _RUNS = 2 << 20, 40, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def busy(nice: int) -> None:
+def busy() -> None:
     """Compute for ever."""
-    _renice(nice)
     while True:
         sum(range(10_000))
 
@@ -174,6 +173,9 @@ def _end_with_parent(at_end: Callable[[], None]) -> None:
 def main(arguments: list[str]) -> None:
     what, *numbers = arguments
     values = [float(number) for number in numbers]
+    if what == "busy":
+        # before it shares the core: there it may wait for seconds until it can do so itself
+        _renice(int(values[0]))
     if values[-1] >= 0:
         os.sched_setaffinity(0, {int(values[-1])})
 
@@ -188,7 +190,7 @@ def main(arguments: list[str]) -> None:
     try:
         match what:
             case "busy":
-                busy(int(values[0]))
+                busy()
             case "memcpy":
                 memcpy(values[0], int(values[1]))
             case "triad":

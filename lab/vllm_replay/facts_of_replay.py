@@ -170,8 +170,11 @@ class FactWriter:
         ]
         if planned.waiting:
             at_limit = planned.running >= int(self._build.values["max_num_seqs"] or 0)
+            head = planned.waiting[0]
             reason = WaitReason.SEQS if at_limit else short
-            found.append(Skip(planned.waiting[0], reason, None))
+            if reason is WaitReason.KV and head in self._preemptions:
+                reason = WaitReason.PREEMPTED
+            found.append(Skip(head, reason, None))
         return tuple(found)
 
 

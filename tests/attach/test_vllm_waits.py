@@ -38,6 +38,17 @@ def test_the_head_of_the_queue_has_the_reason_that_binds() -> None:
     assert skips(scheduler([a], []), {"a": 1}) == []
 
 
+def test_a_head_that_was_preempted_waits_for_its_own_blocks_again() -> None:
+    """It had begun; one that has not waits for its first blocks."""
+    a, lost = request("a"), request("b", status=Status.PREEMPTED)
+    full = scheduler([a], [lost], max_num_active_reqs=1)
+
+    assert skips(scheduler([a], [lost]), {"a": 1}) == [("b", WaitReason.PREEMPTED)]
+    assert skips(scheduler([a], [lost]), {"a": 1}, True) == [("b", WaitReason.PREEMPTED)]
+    assert skips(scheduler([a], [lost]), {"a": 8}) == [("b", WaitReason.BUDGET)]
+    assert skips(full, {"a": 1}) == [("b", WaitReason.SEQS)]
+
+
 def test_a_prompt_that_may_not_be_cut_waits_for_the_budget() -> None:
     """Without chunked prefill a prompt needs all of its tokens at once."""
     whole = SimpleNamespace(enable_chunked_prefill=False)

@@ -47,6 +47,20 @@ def test_a_fault_every_four_seconds_is_found_at_its_third_blow_and_held_between_
     assert 30 + 4 < found[-1] <= 30 + MOST_HELD_NS / SECOND + 0.5
 
 
+def test_what_the_mean_has_named_is_held_after_two_blows() -> None:
+    """Eight seconds apart: alone it takes three."""
+    alone, confirmed = BlowDetector(), BlowDetector()
+    confirmed.is_confirmed = True
+    for tick in range(2 * 20):
+        late_ns = [tick * BUCKET_NS + number for number in range(2)] if tick in (8, 24) else []
+        for detector in (alone, confirmed):
+            detector.add(late_ns, (tick + 1) * BUCKET_NS, RARE)
+            detector.is_confirmed = detector is confirmed
+
+    assert alone.onset_ns is None
+    assert confirmed.onset_ns == 8 * BUCKET_NS
+
+
 def test_its_onset_is_the_first_blow_and_its_period_the_median_interval() -> None:
     detector = BlowDetector()
     for tick in range(60):

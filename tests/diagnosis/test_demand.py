@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -143,6 +144,35 @@ def test_the_tenant_that_sends_most_in_a_surge_is_not_unfair_by_chance() -> None
 
     assert (by_chance.demand, by_chance.tenant) == (S.QUEUE_OVERLOAD, None)
     assert (by_one.demand, by_one.tenant) == (S.UNFAIRNESS, "red")
+
+
+def test_once_a_queue_has_been_named_a_flood_needs_no_more_certainty_than_other_demand() -> None:
+    """Of a short baseline the share of a tenant is not well known, and so it never was enough."""
+    counts = arrived({"red": 91, "green": 21, "blue": 21})
+    tenants = {"red": 0.56, "green": 0.53, "blue": 0.47}
+    usual = msgspec.structs.replace(
+        baseline(tenants=tenants, requests_per_s=1.56), seconds=36.0, dispersion=1.0
+    )
+    young = demand_delta(window(counts, counts, 10.0), usual)
+    standing = demand_delta(window(counts, counts, 25.0, has_finding=True), usual)
+
+    assert (young.demand, young.tenant) == (S.QUEUE_OVERLOAD, None)
+    assert (standing.demand, standing.tenant) == (S.UNFAIRNESS, "red")
+
+
+def test_answers_that_have_become_longer_are_seen_before_they_end() -> None:
+    """Three that run have more tokens already than any had; two may be chance."""
+    counts = arrived({"red": 40})
+    counts.output_lengths = [30] * 20
+    two, three = (
+        replace(counts, open_lengths=[61, 61, 40]),
+        replace(counts, open_lengths=[61, 61, 61]),
+    )
+
+    assert demand_delta(window(two, two), baseline()).output_tokens == 0
+    assert demand_delta(window(three, three), baseline()).output_tokens == 3 * 61 - 3 * 30
+    unknown = msgspec.structs.replace(baseline(), seconds=0.0, output_spread=0.0)
+    assert demand_delta(window(three, three), unknown).output_tokens == 0
 
 
 @given(st.integers(1, 40), st.floats(0.1, 10.0))

@@ -67,19 +67,28 @@ def baseline() -> Reference:
     )
 
 
+def slow_reference() -> Reference:
+    """The same with steps of 50 ms."""
+    cost = fit_cost(Steps(np.vstack([decodes(1, 50, 500), decodes(2, 50, 500)])))
+    return msgspec.structs.replace(baseline(), cost=cost)
+
+
 def charged(
     table: np.ndarray,
     counts: Counts | None = None,
     learnt: EngineStarted | None = None,
     started: EngineStarted | None = None,
     speed_spread: float = 0.0,
+    reference: Reference | None = None,
 ) -> EngineTime:
     seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
     counts = counts or Counts()
     window = Window(
         seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=started
     )
-    reference = msgspec.structs.replace(baseline(), started=learnt, speed_spread=speed_spread)
+    reference = msgspec.structs.replace(
+        reference or baseline(), started=learnt, speed_spread=speed_spread
+    )
     assert reference.cost is not None
     return engine_time(window, reference, reference.cost)
 
@@ -174,6 +183,26 @@ def test_garbage_collection_in_a_forward_pass_is_a_stall_and_the_rest_a_slow_mac
     slow = Charges({s: half.decoding_ns[s] for s in (S.MEMORY_BANDWIDTH, S.THROTTLED)})
     assert sum(slow.values()) > 2 * SECOND
     assert half.decoding_ns[S.HOST_STALL] > 2 * SECOND
+
+
+@pytest.mark.parametrize("rows", [2, 9], ids=["in range", "out of range"])
+def test_a_loop_that_stands_still_each_second_is_no_slow_memory(rows: int) -> None:
+    """However long its steps are, and so how many of them stand still: between the stalls they
+    take their predicted length, in batches that the baseline had and in larger ones. One that is
+    stopped several times a second runs less."""
+    usual, plain = slow_reference(), decodes(2, 50, 9)
+    seconds = [
+        np.vstack([plain, after(decodes(size, 550, 1), 0.45 * SECOND)]) for size in (2, rows)
+    ]
+    stalls = np.vstack([after(seconds[number % 2], number * SECOND) for number in range(12)])
+    short = np.vstack([decodes(2, 50, 1), after(decodes(2, 250, 1), 0.05 * SECOND)])
+    stops = np.vstack([after(short, number * 0.3 * SECOND) for number in range(40)])
+
+    stalled, stopped = charged(stalls, reference=usual), charged(stops, reference=usual)
+
+    assert stalled.taken_ns[S.HOST_STALL] > 12 * 0.45 * SECOND
+    assert stalled.taken_ns[S.MEMORY_BANDWIDTH] == stalled.taken_ns[S.THROTTLED] == 0
+    assert stopped.taken_ns[S.HOST_STALL] == 0
 
 
 def test_a_cause_with_almost_no_engine_time_is_not_charged_for_queues() -> None:

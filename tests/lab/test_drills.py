@@ -23,14 +23,15 @@ from lab.drills.collector import Collector
 from lab.drills.episode import run_episode
 from lab.drills.mechanism import DEV, TEST, Mechanism, Need
 from lab.drills.outcome.labels import Label, seal, unseal
-from lab.drills.outside import Helper
-from lab.drills.pace import Beat, Pacer, paces, read_beats
 from lab.drills.registry import MECHANISMS, find, of_split, symptoms
 from lab.drills.spec import Capacity, EpisodeSpec, Phases
 from lab.drills.traffic import PlannedRequest, Scene
 from service.cli.main import main
 from service.config.settings import ConfigError
+from tests.support.children import children, forget_children
 from tests.support.servers.server import eventually
+
+_earlier_children = pytest.fixture(autouse=True)(forget_children)
 
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
 HELD_OUT = {
@@ -209,67 +210,6 @@ def test_a_label_is_readable_by_its_owner_only_and_identified_by_its_hash(tmp_pa
         unseal(path, sealed.sha256)
 
 
-# --- helpers -------------------------------------------------------------------------------
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_a_stopped_process_runs_again_when_its_stopper_ends() -> None:
-    """It is stopped repeatedly, and always left running."""
-    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    stopper = Helper("stopper", victim.pid, 0.9, 1, -1)
-    try:
-        stopper.start()
-        stopper.go()
-        eventually(lambda: state_of(victim.pid) == "T", "a stop")
-        asyncio.run(stopper.end())
-        eventually(lambda: state_of(victim.pid) == "S", "sleep after the end")
-    finally:
-        victim.kill()
-        victim.wait()
-
-
-def test_a_helper_that_was_never_started_ends() -> None:
-    """An episode that breaks off before its fault leaves nothing behind."""
-    helper = Helper("busy", 0, -1)
-    helper.start()
-
-    asyncio.run(helper.end())
-
-    assert children() == []
-
-
-def test_a_pacer_beats_until_it_is_ended(tmp_path: Path) -> None:
-    """Each beat has its moment and the CPU time of two pieces of work."""
-
-    async def run() -> list[Beat]:
-        pacer = Pacer(tmp_path / "pace", -1)
-        pacer.start()
-        path = tmp_path / "pace"
-        await asyncio.to_thread(eventually, lambda: len(read_beats(path)) >= 3, "three beats")
-        return await pacer.end()
-
-    beats = asyncio.run(run())
-    moments = [beat.at_ns for beat in beats]
-
-    assert moments == sorted(set(moments))
-    assert all(beat.compute_ns > 0 and beat.memory_ns > 0 for beat in beats)
-    assert children() == []
-
-
-def test_paces_are_multiples_of_the_baseline_by_second() -> None:
-    """A second without a beat counts as the baseline; without any beat there are no paces."""
-    second = 1_000_000_000
-    times = {0: (10, 100), 1: (10, 100), 2: (15, 100), 4: (10, 220)}
-    beats = [Beat((5 + at) * second + 7, *pair) for at, pair in times.items()]
-
-    found = paces(beats, 5 * second, (0, 2), 5.0)
-    assert found == ((1.0, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 1.0), (1.0, 2.2))
-    assert paces([], 5 * second, (0, 2), 5.0) == ()
-
-
 def test_waves_come_at_regular_intervals() -> None:
     """So many at once, and the same time between any two waves."""
     scene = scene_of("oversized_batch")
@@ -302,23 +242,6 @@ def test_a_hanging_collector_does_not_answer_until_it_is_released() -> None:
 
 
 # --- a real one ----------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _earlier_children() -> None:
-    """Other tests in this process may share a server that outlives them."""
-    EARLIER.clear()
-    EARLIER.update(children())
-
-
-EARLIER: set[str] = set()
-
-
-def children() -> list[str]:
-    """Processes that this one has started in this test and that have not ended."""
-    lists = Path("/proc/self/task").glob("*/children")
-    pids = [pid for path in lists for pid in path.read_text().split()]
-    return [pid for pid in pids if state_of(int(pid)) != "Z" and pid not in EARLIER]
 
 
 def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_preemptions_and_what_they_cost_are_seen(story: Story, depth: int) -> No
     assert all(len(seen.admitted) == 1 + len(seen.preempted) for seen in preempted)
     again = sum(row.recompute_tokens for seen in preempted for _, row in seen.rows)
     assert again >= 30 * len(preempted)
-    assert WaitReason.KV in reasons_of(said)
+    assert WaitReason.PREEMPTED in reasons_of(said)
     assert all(seen.queued.blocks is None for seen in found.values())
 
 

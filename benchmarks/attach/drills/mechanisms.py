@@ -137,8 +137,8 @@ MACHINE = (
         load=0.5,
         injection=lambda scene: CoreStops(scene.intensity),
     ),
-    find("cpu_starvation", "busy"),
-    find("cpu_starvation", "priority"),
+    # with the same priority, or a little better, a process hardly gets the core of vLLM's worker
+    replace(find("cpu_starvation", "priority"), levels=(4.0, 5.0, 6.0)),
     Mechanism(
         symptom="engine_hung",
         name="stopped",

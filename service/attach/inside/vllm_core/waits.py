@@ -20,6 +20,7 @@ class Waits:
         self._scheduler = scheduler
         self._remote_kv = statuses.WAITING_FOR_REMOTE_KVS
         self._ready = (statuses.WAITING, statuses.PREEMPTED)
+        self._preempted = statuses.PREEMPTED
         self._told: set[int] = set()  # who waited for remote KV in the last step
 
     def has_news(self, lives: Mapping[str, Any]) -> bool:
@@ -86,8 +87,11 @@ class Waits:
             if request.status not in self._ready or _is_draining(request):
                 continue
             reason = self._reason_of_head(request, left, preempted, is_throttled)
-            if reason is not WaitReason.KV or preempted or not self._was_passed(request):
+            if reason is not WaitReason.KV:
                 return request, reason
+            if preempted or not self._was_passed(request):
+                lost = request.status == self._preempted
+                return request, WaitReason.PREEMPTED if lost else reason
         return None, None
 
     def _reason_of_head(
