@@ -147,7 +147,8 @@ def test_the_tenant_that_sends_most_in_a_surge_is_not_unfair_by_chance() -> None
 
 
 def test_once_a_queue_has_been_named_a_flood_needs_no_more_certainty_than_other_demand() -> None:
-    """Of a short baseline the share of a tenant is not well known, and so it never was enough."""
+    """After a short baseline the share of a tenant is known badly: by what a young window asks for,
+    even a flood would not count."""
     counts = arrived({"red": 91, "green": 21, "blue": 21})
     tenants = {"red": 0.56, "green": 0.53, "blue": 0.47}
     usual = msgspec.structs.replace(

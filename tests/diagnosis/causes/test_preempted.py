@@ -20,6 +20,7 @@ from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import Fact
 from telemetry.facts.step_parts import Skip
+from tests.lab.test_vllm_replay import recorded, steps_in
 from tests.support.worlds.facts import (
     accepted,
     parsed,
@@ -35,8 +36,8 @@ SECOND = 1_000_000_000
 
 
 def thrashing(preempted_s: float, recompute_tokens: int = 0, decode_s: float = 40.0) -> Blame:
-    """Ten requests decode for 5 s, a step of 50 ms each; four of them stand still for
-    `preempted_s` in all, and the tokens of `decode_s` are made in the usual time."""
+    """Five seconds with steps of 50 ms: requests decode for `decode_s` in all, as fast as usual,
+    and stand still for `preempted_s` beside that."""
     lost_ns = int(preempted_s * SECOND)
     counts = Counts(
         live_ns=Counter({Stage.DECODE: int(decode_s * SECOND) + lost_ns}),
@@ -74,7 +75,7 @@ def test_it_is_harm_where_as_much_variation_of_the_load_would_be_none() -> None:
 def preempted(decoded: bool) -> list[Fact]:
     """A sequence that loses its blocks for three steps, before its first token or after it."""
     lost = (Skip(1, WaitReason.PREEMPTED, None),)
-    first = [
+    waits = [
         msgspec.structs.replace(
             step(3 + n, 30 + 10 * n, 40 + 10 * n, [], lost, preempted=(1,) if n == 0 else ()),
             waiting=1,
@@ -84,7 +85,7 @@ def preempted(decoded: bool) -> list[Fact]:
     return [
         accepted(), parsed(), tokenized(), submitted(), queued(),
         step(2, 20, 30, [prefill(sampled=decoded)]),
-        *first,
+        *waits,
         step(6, 60, 70, [prefill()]),
     ]  # fmt: skip
 
@@ -100,3 +101,17 @@ def test_they_wait_as_running_sequences_until_they_have_a_row() -> None:
         assert lost[WaitReason.PREEMPTED] == (30_000_000 if decoded else 0)
         assert queued[WaitReason.PREEMPTED] == (0 if decoded else 30_000_000)
         assert stage_stats(counts).stopped_ns == counts.preempted_ns == 30_000_000
+
+
+def test_a_replayed_head_of_the_queue_has_the_reason_that_the_hooks_give() -> None:
+    """One that lost its blocks waits to be computed again, others for their first blocks."""
+    lost: set[int] = set()
+    found: set[WaitReason] = set()
+    for one in steps_in(recorded()):
+        lost |= set(one.preempted)
+        if one.skips and one.waiting and one.skips[-1].reason is not WaitReason.SEQS:
+            head = one.skips[-1]
+            found.add(head.reason)
+            assert (head.reason is WaitReason.PREEMPTED) == (head.seq_id in lost)
+
+    assert WaitReason.PREEMPTED in found
