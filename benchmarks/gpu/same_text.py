@@ -1,7 +1,7 @@
 """Whether a GPU computes the same tokens as a CPU: greedy texts of the same dummy weights on both,
-for each format of weights and of the cache, with short and long prompts, chunks and decodes in one
-batch. Where texts part, a tie of the two best tokens is not told from a fault by the text alone, so
-the log-probabilities of what both chose are compared too.
+for each format of weights and of the cache, and with adapters, with short and long prompts, chunks
+and decodes in one batch. Where texts part, a tie of the two best tokens is not told from a fault by
+the text alone, so the log-probabilities of what both chose are compared too.
 
     python -m benchmarks.gpu.same_text [--model small] [--device cuda] [--dtype D] [--out FILE]
 """
@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from benchmarks.gpu.budget import first_line
 from benchmarks.gpu.counters import gpu_state
 from benchmarks.gpu.engine import load
 from benchmarks.gpu.hosted import limits_of
+from benchmarks.lora.throughput import random_adapter
 from benchmarks.machine import machine
 from service.config.settings import ConfigError
 from service.device.loader import LoadedEngine
 from service.engine.executor import StepFailed
-from service.engine.inbox import Inbox, Submit
+from service.engine.inbox import OF_START, Inbox, LoadAdapter, Submit, WeightsRead
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
@@ -40,6 +42,9 @@ FORMATS = (
     ("float", "auto"), ("int8", "auto"), ("fp8", "auto"), ("float", "int8"), ("float", "fp8"),
     ("int8", "int8"), ("fp8", "fp8"),
 )  # fmt: skip
+WITH_ADAPTERS = (("float", "auto"), ("int8", "auto"))
+ADAPTER_RANKS = (8, 16, 64)  # of three adapters, each the next sequences'; every fourth has none
+_LORA_BYTES = 64 << 20
 THREADS = 4  # more of them are no faster with so small a model
 PROMPT_TOKENS = (3, 17, 64, 65, 200, 333, 500, 700)
 OUTPUT_TOKENS = 48
@@ -51,15 +56,48 @@ TOLERANCE = {"float32": 2e-3, "bfloat16": 0.15}
 Scored = list[tuple[int, float]]  # tokens with their log-probabilities
 
 
-def outputs(loaded: LoadedEngine, prompts: Sequence[list[int]], depth: int) -> list[Scored]:
+class RandomAdapters:
+    """The device of the loop's adapters: made of their numbers, as nothing is read from files."""
+
+    def __init__(self, loaded: LoadedEngine, inbox: Inbox) -> None:
+        self._loaded, self._inbox = loaded, inbox
+
+    def read(self, number: int, source: str) -> None:
+        rank = int(source)
+        self._inbox.put(WeightsRead(number=number, bytes=1, rank=rank, read_ns=0))
+
+    def place(self, number: int) -> int:
+        weights = random_adapter(self._loaded.spec, ADAPTER_RANKS[number - 1], number)
+        return self._loaded.executor.place_adapter(number, weights)
+
+    def drop(self, number: int) -> None:
+        self._loaded.executor.drop_adapter(number)
+
+    def forget(self, number: int) -> None:
+        """Nothing was read."""
+
+
+def outputs(
+    loaded: LoadedEngine, prompts: Sequence[list[int]], depth: int, adapters: int
+) -> list[Scored]:
     """Of all prompts at once, in their order, through the scheduler and its loop."""
     inbox, limits = Inbox(), limits_of(loaded, ROWS, BUDGET_TOKENS)
+    if adapters:
+        limits = replace(limits, adapter_bytes=_LORA_BYTES, max_adapters=adapters)
     loop = EngineLoop(
-        Scheduler(limits), loaded.executor, inbox, Lane(), MonotonicClock(), depth=depth
-    )
+        Scheduler(limits), loaded.executor, inbox, Lane(), MonotonicClock(), depth=depth,
+        adapters=RandomAdapters(loaded, inbox),
+    )  # fmt: skip
+    for rank in ADAPTER_RANKS[:adapters]:
+        inbox.put(LoadAdapter(ticket=OF_START, name=f"rank-{rank}", source=str(rank)))
     for seq_id, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature=0.0, logprobs=0)
-        inbox.put(Submit(seq_id=seq_id, prompt=prompt, max_tokens=OUTPUT_TOKENS, sampling=sampling))
+        inbox.put(
+            Submit(
+                seq_id=seq_id, prompt=prompt, max_tokens=OUTPUT_TOKENS,
+                sampling=SamplingParams(temperature=0.0, logprobs=0),
+                adapter=seq_id % (adapters + 1),
+            )
+        )  # fmt: skip
     found: list[Scored] = [[] for _ in prompts]
     working = True
     while working:
@@ -98,7 +136,9 @@ def _common(one: Scored, other: Scored) -> int:
     return sum(1 for _ in takewhile(lambda both: both[0][0] == both[1][0], pairs))
 
 
-def compare(args: argparse.Namespace, weights: str, kv_format: str) -> dict[str, Any]:
+def compare(
+    args: argparse.Namespace, weights: str, kv_format: str, adapters: int
+) -> dict[str, Any]:
     """One combination. Raises ConfigError where there is no kernel for it."""
     found: dict[str, list[Scored]] = {}
     names: dict[str, str] = {}
@@ -107,7 +147,7 @@ def compare(args: argparse.Namespace, weights: str, kv_format: str) -> dict[str,
             args.model, lambda text: None, device=device, dtype=args.dtype,
             weights_format=weights, kv_dtype=kv_format, kv_bytes=CACHE_BYTES,
             max_seqs=ROWS, max_model_tokens=MAX_TOKENS, max_batched_tokens=BUDGET_TOKENS,
-            threads=THREADS,
+            threads=THREADS, lora_bytes=_LORA_BYTES if adapters else None,
         )  # fmt: skip
         vocab = loaded.spec.vocab
         prompts = [
@@ -115,13 +155,14 @@ def compare(args: argparse.Namespace, weights: str, kv_format: str) -> dict[str,
             for count in PROMPT_TOKENS
         ]
         depth = 2 if device == "cuda" else 1
-        found[device] = outputs(loaded, prompts, depth)
+        found[device] = outputs(loaded, prompts, depth, adapters)
         names[device] = loaded.backend.name
         loaded.executor.close()
     tolerance = TOLERANCE["bfloat16" if weights == "fp8" else args.dtype]
     return {
         "weights": weights,
         "kv": kv_format,
+        "adapters": adapters,
         "backends": names,
         **compared(found[args.device], found["cpu"], tolerance),
     }
@@ -135,10 +176,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for weights, kv_format in FORMATS:
-        about = {"weights": weights, "kv": kv_format}
+    combinations = [(*formats, 0) for formats in FORMATS]
+    combinations += [(*formats, len(ADAPTER_RANKS)) for formats in WITH_ADAPTERS]
+    for weights, kv_format, adapters in combinations:
+        about = {"weights": weights, "kv": kv_format, "adapters": adapters}
         try:
-            rows.append(compare(args, weights, kv_format))
+            rows.append(compare(args, weights, kv_format, adapters))
         except ConfigError as error:
             rows.append({**about, "not_here": str(error)})
         except (RuntimeError, StepFailed) as error:

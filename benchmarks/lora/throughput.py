@@ -1,10 +1,12 @@
 """What adapters cost: eight streams that decode with eight adapters, beside eight of the base one.
 
-The executor alone, without scheduler or HTTP: the native decoder on the default model. Blocks with
-and without adapters alternate (ABBA), a pair is two neighbours, and the ratio of a pair is what
-counts. Random adapters of every projection of every layer.
+The executor alone, without scheduler or HTTP: the native decoder on the default model, or random
+weights of a shape on any device. Blocks with and without adapters alternate (ABBA), a pair is two
+neighbours, and the ratio of a pair is what counts. Random adapters of every projection of every
+layer.
 
-    .venv/bin/python -m benchmarks.lora.throughput [--pairs 12]
+    .venv/bin/python -m benchmarks.lora.throughput [--pairs 12] [--shape S] [--device D]
+        [--out FILE]
 """
 
 from __future__ import annotations
@@ -123,16 +125,28 @@ def compare(
     return found
 
 
+def config_of(arguments: argparse.Namespace) -> EngineConfig:
+    if arguments.shape is None:
+        path = ensure_default_model(print)
+        model = ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
+        executor = "native"
+    else:
+        model = ModelRef(kind=ModelKind.DUMMY, path=arguments.shape, name=arguments.shape)
+        executor = "torch"
+    return EngineConfig(
+        model=model, executor=executor, device=arguments.device, max_model_tokens=1024,
+        lora_bytes=_LORA_BYTES,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--shape", help="random weights of that shape, instead of the model")
+    parser.add_argument("--device", default="cpu", help="cuda needs a shape")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    path = ensure_default_model(print)
-    config = EngineConfig(
-        model=ModelRef(kind=ModelKind.GGUF, path=str(path), name="default"),
-        executor="native", max_model_tokens=1024, lora_bytes=_LORA_BYTES,
-    )  # fmt: skip
-    loaded = load_executor(config, MonotonicClock(), lambda stage: None)
+    loaded = load_executor(config_of(arguments), MonotonicClock(), lambda stage: None)
     streams, number, runs = Streams(loaded), 0, []
     for rank in RANKS:
         print(f"rank {rank}", flush=True)
@@ -160,12 +174,14 @@ def main() -> None:
             loaded.executor.drop_adapter(one_number)
         result = {
             "machine": machine(),
+            "model": arguments.shape or "default",
+            "gpu": torch.cuda.get_device_name() if arguments.device == "cuda" else None,
             "backend": loaded.backend.name,
             "dtype": loaded.backend.dtype,
             "streams": STREAMS,
             "runs": runs,
         }
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
