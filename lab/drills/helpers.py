@@ -35,6 +35,7 @@ _SLICES_MS = (20, 70)
 _PERIOD_NS = 50 * _MS
 _QUOTA_NS = 100 * _MS
 _BEAT_NS = 250 * _MS
+_PACE_NICE = -10
 _BEAT_BYTES, _BEAT_PARTS, _RUNS = 2 << 20, 40, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -173,9 +174,11 @@ def _end_with_parent(at_end: Callable[[], None]) -> None:
 def main(arguments: list[str]) -> None:
     what, *numbers = arguments
     values = [float(number) for number in numbers]
+    # before it shares the core: there it may wait for seconds until it can do so itself
     if what == "busy":
-        # before it shares the core: there it may wait for seconds until it can do so itself
         _renice(int(values[0]))
+    elif what == "pace":
+        _renice(_PACE_NICE)  # or a busy core would leave it seconds without a beat
     if values[-1] >= 0:
         os.sched_setaffinity(0, {int(values[-1])})
 

@@ -44,6 +44,20 @@ def test_a_helper_has_its_priority_before_it_shares_the_core() -> None:
         asyncio.run(helper.end())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a higher priority needs its permission")
+def test_a_pacer_goes_before_what_it_measures(tmp_path: Path) -> None:
+    """On a core that a server keeps busy it would have no beat for seconds, and those would count
+    as ones in which the machine was not slow."""
+    pacer = Pacer(tmp_path / "pace", -1)
+    pacer.start()
+    try:
+        (pid,) = children()
+        nice = max(-20, os.getpriority(os.PRIO_PROCESS, 0) - 10)
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, pid) == nice, "its nice value")
+    finally:
+        asyncio.run(pacer.end())
+
+
 def test_a_helper_that_was_never_started_ends() -> None:
     """An episode that breaks off before its fault leaves nothing behind."""
     helper = Helper("busy", 0, -1)
