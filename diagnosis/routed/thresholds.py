@@ -58,8 +58,8 @@ SLOW_BESIDE_USUAL: Annotated[
 ] = 1.25  # fmt: skip
 SURELY_SLOW_FACTOR: Annotated[
     float, "times", "the others' pace: slow, however short its steps are",
-    "by hand: neighbours on a busy machine are not twice as slow for seconds",
-] = 2.0  # fmt: skip
+    "by hand: of processes that share a core, each is twice as slow as one that has its own",
+] = 3.0  # fmt: skip
 LEAST_STEP_EXCESS_NS: Annotated[
     int, "ns", "of a step beyond the others': below SURELY_SLOW_FACTOR, less is no finding",
     "by hand: what a busy machine adds to a step of a tiny model; a reader does not see it",

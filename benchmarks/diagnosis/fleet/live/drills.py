@@ -14,6 +14,8 @@ from benchmarks.diagnosis.fleet.live.clock import JumpingClock
 from benchmarks.diagnosis.fleet.live.processes import Fleet
 
 CULPRIT = "second"
+ALWAYS = "split_not_worth_it"
+"""True all the time where every prompt is sent to another engine that shares the cores."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ ROUTED: dict[str, Drill] = {
 }
 """Of three engines and a gateway."""
 APART: dict[str, Drill] = {
-    "nothing, apart": Drill("", "nothing, as long as a drill", _nothing),
+    "always": Drill(ALWAYS, "every prompt goes to an engine on the same two cores", _nothing),
     "narrow": Drill("transfer_slow", "a proxy passes 5 MB of KV a second", _narrow),
     "long prompts": Drill(
         "prefill_bound", "twelve more clients with prompts of 1,500 tokens", _long_prompts

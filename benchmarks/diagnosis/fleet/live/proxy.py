@@ -31,8 +31,17 @@ class SlowLink:
         return self
 
     def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for one in others:
+            one.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._connected, sock=self._socket)
@@ -46,10 +55,10 @@ class SlowLink:
             to_gateway.close()
             return
         ways = (self._forward(gateway, to_node), self._forward_late(node, to_gateway))
-        _, left = await asyncio.wait(
-            [asyncio.ensure_future(one) for one in ways], return_when=asyncio.FIRST_COMPLETED
-        )
-        for one in left:
+        both = [asyncio.ensure_future(one) for one in ways]
+        with contextlib.suppress(asyncio.CancelledError):  # of the end, which asyncio would log
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for one in both:
             one.cancel()
         to_node.close()
         to_gateway.close()
