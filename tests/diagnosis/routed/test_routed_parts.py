@@ -127,8 +127,8 @@ def test_a_prompt_costs_as_much_of_its_time_as_was_seen_in_steps() -> None:
 def test_an_engine_is_slow_where_its_steps_are_longer_by_more_than_a_machine_gives(
     step_ns: int, factor: float, named: bool
 ) -> None:
-    """Steps of a tiny model that are 2.4 times as long are so by little more than a millisecond, which
-    a process gives another one on the same core; 3.4 times is a fault."""
+    """Steps of a tiny model that are 2.4 times as long are so by little more than a millisecond,
+    which a process gives another one on the same core; 3.4 times is a fault."""
 
     def tick(times: float) -> Tick:
         spans = {"a": step_ns, "b": int(times * step_ns), "c": step_ns}
