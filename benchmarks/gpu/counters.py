@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pynvml
+import torch
 
+from benchmarks.machine import machine
 from telemetry.facts.base import Unavailable, Value
 from telemetry.facts.clock import Clock
 from telemetry.host.gpu_device import Device, driver_version, read_device, visible_devices
@@ -23,6 +26,17 @@ def gpu_state() -> dict[str, float | str | None]:
     """Clocks, heat and power, and what holds the clocks down; nothing is ever set."""
     found = _of_first_device(_state)
     return {"unavailable": found.why} if isinstance(found, Unavailable) else found
+
+
+def about(device: str) -> dict[str, Any]:
+    """What the head of a result says: when, on which machine, and on which GPU if on any."""
+    on_gpu = device == "cuda" and torch.cuda.is_available()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": machine(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "gpu_state": gpu_state() if on_gpu else None,
+    }
 
 
 def counted_bytes_per_s(run: Callable[[], object], clock: Clock) -> Value:

@@ -11,21 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.gpu.budget import first_line
-from benchmarks.gpu.counters import gpu_state
+from benchmarks.gpu.counters import about
 from benchmarks.gpu.engine import load
 from benchmarks.gpu.hosted import limits_of
 from benchmarks.lora.throughput import random_adapter
-from benchmarks.machine import machine
 from service.config.settings import ConfigError
 from service.device.loader import LoadedEngine
 from service.engine.executor import StepFailed
@@ -43,7 +39,7 @@ FORMATS = (
     ("int8", "int8"), ("fp8", "fp8"),
 )  # fmt: skip
 WITH_ADAPTERS = (("float", "auto"), ("int8", "auto"))
-ADAPTER_RANKS = (8, 16, 64)  # of three adapters, each the next sequences'; every fourth has none
+ADAPTER_RANKS = (8, 16, 64)  # of sequences in turn; every fourth has no adapter
 _LORA_BYTES = 64 << 20
 THREADS = 4  # more of them are no faster with so small a model
 PROMPT_TOKENS = (3, 17, 64, 65, 200, 333, 500, 700)
@@ -57,7 +53,7 @@ Scored = list[tuple[int, float]]  # tokens with their log-probabilities
 
 
 class RandomAdapters:
-    """The device of the loop's adapters: made of their numbers, as nothing is read from files."""
+    """Adapters of random weights, seeded by their numbers; nothing is read from files."""
 
     def __init__(self, loaded: LoadedEngine, inbox: Inbox) -> None:
         self._loaded, self._inbox = loaded, inbox
@@ -179,23 +175,15 @@ def main() -> int:
     combinations = [(*formats, 0) for formats in FORMATS]
     combinations += [(*formats, len(ADAPTER_RANKS)) for formats in WITH_ADAPTERS]
     for weights, kv_format, adapters in combinations:
-        about = {"weights": weights, "kv": kv_format, "adapters": adapters}
+        combination = {"weights": weights, "kv": kv_format, "adapters": adapters}
         try:
             rows.append(compare(args, weights, kv_format, adapters))
         except ConfigError as error:
-            rows.append({**about, "not_here": str(error)})
+            rows.append({**combination, "not_here": str(error)})
         except (RuntimeError, StepFailed) as error:
-            rows.append({**about, "error": first_line(error), "holds": False})
+            rows.append({**combination, "error": first_line(error), "holds": False})
         print(json.dumps(rows[-1]), flush=True)
-    on_gpu = torch.cuda.is_available() and args.device == "cuda"
-    found = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "machine": machine(),
-        "gpu": torch.cuda.get_device_name() if on_gpu else None,
-        "gpu_state": gpu_state() if on_gpu else None,
-        "model": args.model,
-        "dtype": args.dtype,
-    }
+    found = {**about(args.device), "model": args.model, "dtype": args.dtype}
     args.out.write_text(json.dumps({**found, "combinations": rows}, indent=1) + "\n")
     return 0 if all(row.get("holds", True) for row in rows) else 1
 

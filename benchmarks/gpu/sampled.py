@@ -12,16 +12,13 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.contract.client import COMPLETIONS, Body, Exchange, completion, now_ns, prompt_ids
 from benchmarks.contract.common import Server, percentile
-from benchmarks.gpu.counters import gpu_state
-from benchmarks.machine import machine, spread
+from benchmarks.gpu.counters import about
+from benchmarks.machine import spread
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_sampled.json"
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 64, 300
@@ -47,6 +44,7 @@ class Turn:
         self._port, self._way, self._turn = port, way, turn
         self.gaps_ms: list[float] = []
         self.tokens = 0
+        self.seconds = 0.0
         self.wrong: list[str] = []
 
     async def run(self) -> None:
@@ -59,25 +57,36 @@ class Turn:
         body = completion(prompt, OUTPUT_TOKENS)
         body.pop("logprobs")
         body |= WAYS[self._way]
+        wanted = OUTPUT_TOKENS * int(body.get("n", 1))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await self._read(body)
+                tokens = await self._read(body)
+            self.tokens += tokens
+            if tokens != wanted:
+                self.wrong.append(f"{tokens} tokens instead of {wanted}")
         except (OSError, EOFError, ValueError) as error:  # a timeout is an OSError
             self.wrong.append(f"{type(error).__name__}: {error}")
 
-    async def _read(self, body: Body) -> None:
+    async def _read(self, body: Body) -> int:
+        """The tokens of all its choices, as the server counts them; 0: it did not say."""
         exchange = await Exchange.begin(self._port, "POST", COMPLETIONS, body)
         try:
             if (status := await exchange.head()) != 200:
                 said = b"".join([piece async for piece in exchange.pieces()])
                 raise ValueError(f"{status} {said[:300].decode(errors='replace')}")
             last_ns: dict[int, int] = {}
+            tokens = 0
             async for event in exchange.events():
                 if event == b"[DONE]":
                     break
-                self._take(json.loads(event), last_ns)
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    raise ValueError(chunk["error"])
+                self._take(chunk, last_ns)
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         finally:
             exchange.leave()
+        return tokens
 
     def _take(self, chunk: dict[str, Any], last_ns: dict[int, int]) -> None:
         at_ns = now_ns()
@@ -86,15 +95,6 @@ class Turn:
             if index in last_ns:
                 self.gaps_ms.append((at_ns - last_ns[index]) / 1e6)
             last_ns[index] = at_ns
-        if usage := chunk.get("usage"):
-            self.tokens += usage["completion_tokens"]
-            wanted = OUTPUT_TOKENS * body_choices(self._way)
-            if usage["completion_tokens"] != wanted:
-                self.wrong.append(f"{usage['completion_tokens']} tokens instead of {wanted}")
-
-
-def body_choices(way: str) -> int:
-    return int(WAYS[way].get("n", 1))
 
 
 async def measure(model: str, device: str, rounds: int) -> dict[str, Any]:
@@ -138,14 +138,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     found = asyncio.run(measure(args.model, args.device, args.rounds))
-    on_gpu = torch.cuda.is_available() and args.device == "cuda"
-    about = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "machine": machine(),
-        "gpu": torch.cuda.get_device_name() if on_gpu else None,
-        "gpu_state": gpu_state() if on_gpu else None,
-    }
-    args.out.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    args.out.write_text(json.dumps({**about(args.device), **found}, indent=1) + "\n")
     print(json.dumps(found["ways"]))
     return 1 if any(one["wrong"] for one in found["ways"].values()) else 0
 

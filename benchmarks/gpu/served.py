@@ -16,13 +16,10 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.contract import ledger
 from benchmarks.contract.client import (
@@ -34,8 +31,7 @@ from benchmarks.contract.client import (
     prompt_ids,
 )
 from benchmarks.contract.common import Options, Server, call, percentile
-from benchmarks.gpu.counters import gpu_state
-from benchmarks.machine import machine
+from benchmarks.gpu.counters import about
 from diagnosis.symptoms import Symptom
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_served.json"
@@ -227,13 +223,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     found = asyncio.run(run(args))
-    about = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "machine": machine(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "gpu_state": gpu_state(),
-    }
-    args.out.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    args.out.write_text(json.dumps({**about(args.device), **found}, indent=1) + "\n")
     one = found["neighbour"]
     print(json.dumps(one, indent=1))
     right = all(figure["holds"] for figure in found["ledger"])

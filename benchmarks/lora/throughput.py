@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cuda needs a shape")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.device != "cpu" and arguments.shape is None:
+        parser.error("only random weights run on another device: name their --shape")
     loaded = load_executor(config_of(arguments), MonotonicClock(), lambda stage: None)
     streams, number, runs = Streams(loaded), 0, []
     for rank in RANKS:
