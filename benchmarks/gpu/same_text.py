@@ -136,7 +136,7 @@ def compare(
     args: argparse.Namespace, weights: str, kv_format: str, adapters: int
 ) -> dict[str, Any]:
     """One combination. Raises ConfigError where there is no kernel for it."""
-    found: dict[str, list[Scored]] = {}
+    found: list[list[Scored]] = []  # of the CPU, and of the device
     names: dict[str, str] = {}
     for device in ("cpu", args.device):
         loaded = load(
@@ -151,7 +151,7 @@ def compare(
             for count in PROMPT_TOKENS
         ]
         depth = 2 if device == "cuda" else 1
-        found[device] = outputs(loaded, prompts, depth, adapters)
+        found.append(outputs(loaded, prompts, depth, adapters))
         names[device] = loaded.backend.name
         loaded.executor.close()
     tolerance = TOLERANCE["bfloat16" if weights == "fp8" else args.dtype]
@@ -160,7 +160,7 @@ def compare(
         "kv": kv_format,
         "adapters": adapters,
         "backends": names,
-        **compared(found[args.device], found["cpu"], tolerance),
+        **compared(found[1], found[0], tolerance),
     }
 
 
