@@ -14,6 +14,7 @@ from service.attach.sidecar.streams import Counts, Stream
 from service.attach.wire import Batch, Role, SequenceName, Submitted
 from telemetry.facts.engine_records import (
     Row,
+    SequenceEnded,
     SequenceQueued,
     SequencesListed,
     StepRecorded,
@@ -53,6 +54,7 @@ class World:
     def __init__(self, has_front: bool = True) -> None:
         self.counts, self.lane = Counts(), Lane()
         self.has_front = has_front
+        self.ticked_ms = 0.0
         self.hub = Hub(self.lane, self.counts, lambda: self.has_front)
         self.core = Stream(hello(), None, 0, 0)
         self.front = Stream(hello(Role.FRONT_END, 2000), None, 0, 0)
@@ -64,6 +66,15 @@ class World:
         self.hub.take(self.front, Batch(list(facts), [], list(submitted)), 0)
 
     def at(self, now_ms: float) -> list[Fact]:
+        """What has left until then, with a tick every 50 ms."""
+        first_ms, self.ticked_ms = self.ticked_ms, now_ms
+        for tick_ms in range(int(first_ms) + 50, int(now_ms), 50):
+            self.hub.tick(tick_ms * MS)
+        return self.after_pause(now_ms)
+
+    def after_pause(self, now_ms: float) -> list[Fact]:
+        """What has left, with one tick then and none before."""
+        self.ticked_ms = now_ms
         self.hub.tick(round(now_ms * MS))
         return self.lane.drain()
 
@@ -159,6 +170,31 @@ def test_where_no_request_came_in_time_the_next_is_not_waited_for() -> None:
     world.of_core(queued(2, JOIN), names=[SequenceName(2, "b")])
     assert world.at(JOIN + WINDOW)
     assert world.counts.late == 2
+
+
+def test_time_in_which_the_sidecar_stood_still_is_no_time_to_be_late_in() -> None:
+    """Its processes wrote all the while; what is read first after a pause waits for the rest."""
+    world = World()
+    world.at(WINDOW)
+    begin, end = WINDOW + 100, 3 * JOIN  # stands still until the end
+    world.of_core(queued(1, begin), sequence_ended(1, begin + 900), names=[SequenceName(1, "a")])
+    assert world.after_pause(end) == []
+    world.of_front(
+        accepted("r1", begin - 10), request_ended("r1", begin + 1000),
+        submitted=[sent("r1", begin - 1, "a")],
+    )  # fmt: skip
+    assert [type(fact) for fact in world.at(end + WINDOW)] == [
+        RequestAccepted, SequenceSubmitted, SequenceQueued, SequenceEnded, RequestEnded,
+    ]  # fmt: skip
+
+
+def test_a_sidecar_that_stands_still_again_and_again_lets_facts_go() -> None:
+    world = World()
+    world.of_core(queued(1, 5), idle_step(0, 10))
+    pauses = [world.after_pause(at) for at in range(0, 3 * JOIN, WINDOW + 50)]
+
+    kinds = [type(fact) for left in pauses for fact in left]
+    assert kinds[-2:] == [SequenceQueued, StepRecorded]
 
 
 def test_without_a_front_end_the_core_makes_the_request() -> None:

@@ -4,7 +4,9 @@ Each process sends its facts in the order of their stamps, some tens of millisec
 fact waits until it is `WINDOW_NS` old; then facts leave in the order of their stamps, whoever sent
 them. A sequence whose request has not come yet holds all later facts back for up to `JOIN_NS`: a
 front end that is busy may be that late. Where one did not come in that time, the next is not waited
-for until a request has been joined again.
+for until a request has been joined again. While this process itself stands still it hears nobody,
+and then a stream may be read before another: so time counts for both only as far as somebody
+listened.
 
 A request of the front end that ends before the core has named its sequence needs nothing here: it
 has no sequence.
@@ -93,6 +95,8 @@ class Hub:
         self._last_seq_id = 0
         self._deaths = 0
         self._core: Stream | None = None
+        self._ticked_ns: int | None = None
+        self._pause_ns = self._resumed_ns = 0  # of the last pause of this process
         self._waits_for_joins = self._waits_for_names = True
 
     @property
@@ -204,10 +208,12 @@ class Hub:
     def tick(self, now_ns: int) -> None:
         """Let the facts go whose turn has come."""
         self._counts.dropped_names = self._joining.dropped
+        self._look_for_pause(now_ns)
         while self._heap:
             at_ns, _, fact, who = self._heap[0]
             is_full = len(self._heap) > MOST_WAITING
-            if not is_full and (at_ns > now_ns - WINDOW_NS or self._must_wait(fact, who, now_ns)):
+            is_early = self._listened_ns(at_ns, now_ns) < WINDOW_NS
+            if not is_full and (is_early or self._must_wait(fact, who, now_ns)):
                 return
             heapq.heappop(self._heap)
             self._release(fact, who)
@@ -218,19 +224,32 @@ class Hub:
             _, _, fact, who = heapq.heappop(self._heap)
             self._release(fact, who)
 
+    def _look_for_pause(self, now_ns: int) -> None:
+        since_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
+        self._ticked_ns = now_ns
+        if since_ns > WINDOW_NS:
+            self._pause_ns, self._resumed_ns = since_ns, now_ns
+
+    def _listened_ns(self, at_ns: int, now_ns: int) -> int:
+        """The time since `at_ns` without that of the last pause."""
+        if at_ns >= self._resumed_ns:
+            return now_ns - at_ns
+        return max(now_ns - self._resumed_ns, now_ns - at_ns - self._pause_ns)
+
     def _must_wait(self, fact: Fact | _FrontEndGone, who: object, now_ns: int) -> bool:
         """For a request of the front end, or a name of the core's, that may yet come."""
         if isinstance(fact, RequestEnded):
             if not self._waits_for_names or self.has_other_cores:
                 return False
-            return now_ns - fact.at_ns < JOIN_NS and self._is_unnamed(fact.request_id, who)
+            is_early = self._listened_ns(fact.at_ns, now_ns) < JOIN_NS
+            return is_early and self._is_unnamed(fact.request_id, who)
         if not isinstance(fact, SequenceQueued | SequenceRefused):
             return False
         if fact.seq_id in self._joining.joined or not self._waits_for_joins:
             return False
         if self._is_meeting(now_ns):
             return True
-        return self._is_front() and now_ns - fact.at_ns < JOIN_NS
+        return self._is_front() and self._listened_ns(fact.at_ns, now_ns) < JOIN_NS
 
     def _is_meeting(self, now_ns: int) -> bool:
         """Whether a core that has run before has connected just now: its front ends will, too."""
