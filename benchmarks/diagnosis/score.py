@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ import msgspec
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.gauges import GAUGES
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
+from diagnosis.thresholds import REFERENCE_NS
 from lab.drills.outcome.result import EpisodeResult
+from lab.drills.pace import MachineSpeed
 from lab.drills.spec import Phase
 from lab.drills.watch import VerdictChange
 from telemetry.numbers.quantiles import rank
@@ -35,9 +37,7 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
 THIN = "telemetry_degraded"
 OF_MACHINE = ("throttled", "memory_bandwidth", "cpu_starvation")
-# how many times its usual time a piece of work takes on a slow machine, and the share of a core
-# that is stolen from one
-_SLOW_PACE, _STOLEN = 1.12, 0.05
+_STOLEN = 0.05  # share of a core that is stolen from one, in a second
 Pair = tuple[str, str]  # what was done, what was named
 APART = (
     "invalid_output",
@@ -86,20 +86,20 @@ def truth_of(episode: EpisodeResult) -> str:
 
 def judge_kept(kept: Kept, again: bool = False) -> Judged:
     """Judge an episode, with what is known of the machine."""
-    return judge(present(kept) if again else kept.episode, slow_seconds(kept))
+    return judge(present(kept) if again else kept.episode, machine_speed(kept))
 
 
-def slow_seconds(kept: Kept) -> frozenset[int]:
-    """Of the traffic, those in which the machine was slow or taken away."""
+def machine_speed(kept: Kept) -> MachineSpeed:
+    """Over the traffic of an episode, compared with as long a stretch as a diagnosis learns."""
     episode, gauges = kept.episode, kept.gauges
-    found = {at for at, pace in enumerate(episode.paces) if max(pace) > _SLOW_PACE}
+    taken: set[int] = set()
     if gauges is not None:
         stolen, first = GAUGES.index("steal"), (gauges.begin_ns - episode.begin_ns) // 10**9
-        found |= {first + at for at, row in enumerate(gauges.rows) if row[stolen] > _STOLEN}
-    return frozenset(found)
+        taken = {first + at for at, row in enumerate(gauges.rows) if row[stolen] > _STOLEN}
+    return MachineSpeed(REFERENCE_NS / 1e9, episode.paces, taken)
 
 
-def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
+def judge(episode: EpisodeResult, machine: MachineSpeed | None = None) -> Judged:
     truth = truth_of(episode)
     phases, turns = episode.phases, episode.verdicts
     broken_until_s = phases.reference_at_s if breaks_slo(episode) else None
@@ -108,7 +108,7 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
         begin_s, end_s = phases.reference_at_s, phases.end_s
         return Judged(
             episode, truth, named_most(turns, begin_s, end_s), None, None, None, None,
-            *alarms(turns, begin_s, end_s, slow, broken_until_s), end_s - begin_s,
+            *alarms(turns, begin_s, end_s, machine, broken_until_s), end_s - begin_s,
         )  # fmt: skip
     right = [turn for turn in turns if turn.top == truth and turn.at_s >= on_s]
     first_s = episode.first_harmed_s
@@ -123,7 +123,7 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
         right[0].at_s - on_s if right else None,
         None if onset_s is None else abs(onset_s - on_s),
         cleared_s(turns, off_s),
-        *alarms(turns, begin_s, on_s, slow, broken_until_s),
+        *alarms(turns, begin_s, on_s, machine, broken_until_s),
         on_s - begin_s,
     )
 
@@ -166,17 +166,17 @@ def alarms(
     turns: Sequence[VerdictChange],
     begin_s: float,
     end_s: float,
-    slow: Collection[int] = (),
+    machine: MachineSpeed | None = None,
     broken_until_s: float | None = None,
 ) -> tuple[int, int, int]:
-    """Alarms without a fault: false ones; those on a machine that was slow for most of the time
-    since their onset; and those while the SLO was missed."""
+    """Alarms without a fault: false ones; those on a machine that was slow since their onset; and
+    those while the SLO was missed."""
     false = of_machine = of_slo = 0
     was_calm = True
     for turn in turns:
         is_calm = said(turn) in (HEALTHY, UNSURE)
         if turn.at_s < end_s and was_calm and not is_calm and _ends_after(turns, turn, begin_s):
-            if said(turn) in OF_MACHINE and _was_slow(turn, slow):
+            if said(turn) in OF_MACHINE and machine and _was_slow(turn, machine):
                 of_machine += 1
             elif broken_until_s is not None and turn.at_s < broken_until_s:
                 of_slo += 1
@@ -193,10 +193,9 @@ def _ends_after(turns: Sequence[VerdictChange], alarm: VerdictChange, begin_s: f
     return calm is None or calm > begin_s
 
 
-def _was_slow(alarm: VerdictChange, slow: Collection[int]) -> bool:
+def _was_slow(alarm: VerdictChange, machine: MachineSpeed) -> bool:
     onset_s = alarm.at_s if alarm.onset_s is None else alarm.onset_s
-    seconds = range(int(onset_s), int(alarm.at_s) + 1)
-    return sum(second in slow for second in seconds) > len(seconds) / 2
+    return machine.was_slow(onset_s, alarm.at_s)
 
 
 def cleared_s(turns: Sequence[VerdictChange], off_s: float) -> float | None:

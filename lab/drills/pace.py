@@ -8,13 +8,21 @@ so it shows whether the machine was slow when the diagnosis says so.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from lab.drills.outside import Helper
 from telemetry.numbers.quantiles import median
+
+Pace = tuple[float, float]
+"""How many times its usual time computing took, and reading memory."""
+
+_BASELINE: Pace = (1.0, 1.0)
+_SLOW_PACE = 1.12  # of what was usual: a machine is slow above it
+_LEAST_USUAL_S = 10
 
 
 class Beat(NamedTuple):
@@ -42,6 +50,40 @@ class Pacer:
         return read_beats(self._path)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineSpeed:
+    """How fast the engine's core was in each second of the traffic: `paces` by second, and the
+    seconds in which the core was `taken` away. An alarm says that something is slower than it was
+    in the stretch that the diagnosis learnt: so the core is compared with that stretch too,
+    `usual_s` long and before the alarm's onset; where less than `_LEAST_USUAL_S` of it are
+    known, with the baseline of the paces."""
+
+    usual_s: float
+    paces: Sequence[Pace] = ()
+    taken: Collection[int] = ()
+
+    def was_slow(self, onset_s: float, until_s: float) -> bool:
+        """Whether the core was slower on average from `onset_s` to `until_s`, in computing or in
+        reading memory, or was taken away for most of the time."""
+        seconds = range(int(onset_s), int(until_s) + 1)
+        if sum(second in self.taken for second in seconds) > len(seconds) / 2:
+            return True
+        return any(now > _SLOW_PACE * was for now, was in zip(*self._means(seconds), strict=True))
+
+    def _means(self, seconds: range) -> tuple[Pace, Pace]:
+        """Of these seconds, and of the stretch before them."""
+        first = max(0, seconds.start)
+        before = self.paces[max(0, first - int(self.usual_s)) : first]
+        usual = _mean(before) if len(before) >= _LEAST_USUAL_S else _BASELINE
+        return _mean(self.paces[first : seconds.stop]), usual
+
+
+def _mean(paces: Sequence[Pace]) -> Pace:
+    if not paces:
+        return _BASELINE
+    return fmean(pace[0] for pace in paces), fmean(pace[1] for pace in paces)
+
+
 def read_beats(path: Path) -> list[Beat]:
     """The beats in a file; an incomplete line is left out."""
     rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
@@ -50,7 +92,7 @@ def read_beats(path: Path) -> list[Beat]:
 
 def paces(
     beats: Iterable[Beat], begin_ns: int, baseline_s: tuple[float, float], end_s: float
-) -> tuple[tuple[float, float], ...]:
+) -> tuple[Pace, ...]:
     """For each second from `begin_ns` on, by what factor computing and reading memory took longer
     than their baseline: the median of the seconds in `baseline_s`, or of all if there is none.
     1 for a second without a beat."""
@@ -64,9 +106,9 @@ def paces(
     compute_ns = median(beat.compute_ns for beat in baseline) or 1
     memory_ns = median(beat.memory_ns for beat in baseline) or 1
 
-    def pace(in_second: Sequence[Beat]) -> tuple[float, float]:
+    def pace(in_second: Sequence[Beat]) -> Pace:
         if not in_second:
-            return 1.0, 1.0
+            return _BASELINE
         compute, memory = (
             fmean(b.compute_ns for b in in_second),
             fmean(b.memory_ns for b in in_second),

@@ -33,6 +33,7 @@ from lab.drills.client import Sent
 from lab.drills.harm import HarmMeasure, Level, Reached
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import EpisodeResult
+from lab.drills.pace import MachineSpeed
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -265,13 +266,13 @@ def request(at_s: float, ttft_ms: float, *gaps_ms: int) -> Sent:
 def test_an_alarm_with_a_reason_is_no_false_one() -> None:
     """A slow core for what says so, missed targets for what says so, and nothing else."""
     slo = Slo(ttft_ms=300, itl_ms=100)
-    slow = frozenset(range(90, 110))
+    calm, slow = MachineSpeed(40.0), MachineSpeed(40.0, taken=range(90, 110))
     good, late = [request(at, 100, 50) for at in range(40, 100)], request(95.5, 900)
     stalled = request(96.5, 100, 50, 150)
 
-    def reason(named: str, log: list[Sent], seconds: frozenset[int] = frozenset()) -> str:
+    def reason(named: str, log: list[Sent], machine: MachineSpeed = calm) -> str:
         alarm = SoakAlarm(from_s=100, until_s=103, named=(named,))
-        return with_reason(alarm, seconds, log, 0, slo).reason
+        return with_reason(alarm, machine, log, 0, slo).reason
 
     assert reason("throttled", good, slow) == "the machine was slow"
     assert reason("kv_thrash", good, slow) == ""

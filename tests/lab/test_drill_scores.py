@@ -30,6 +30,7 @@ from lab.drills.outcome.result import (
     reference_requests,
 )
 from lab.drills.outcome.truth import discard_reasons
+from lab.drills.pace import MachineSpeed
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -193,8 +194,9 @@ def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
 
 
 def test_alarms_of_a_measurably_slow_machine_are_counted_separately() -> None:
-    """For most of the time from the onset on; other causes are no excuse for any."""
-    slow = frozenset({11, 12, 15, 16, 19})
+    """Slow from the onset on; other causes are no excuse for any."""
+    paces = [(1.3 if second in (11, 12, 15, 16) else 1.0, 1.0) for second in range(20)]
+    slow = MachineSpeed(40.0, paces)
     turns = [
         well(0), fault(12.5, "throttled", 11.0), well(14), fault(16.2, "host_stall", 15.0),
         well(17), fault(19.5, "memory_bandwidth", 17.5),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.drills.outside import Helper
-from lab.drills.pace import Beat, Pacer, paces, read_beats
+from lab.drills.pace import Beat, MachineSpeed, Pacer, paces, read_beats
 from tests.support.children import children, forget_children, state_of
 from tests.support.servers.server import eventually
 
@@ -95,3 +95,21 @@ def test_paces_are_multiples_of_the_baseline_by_second() -> None:
     found = paces(beats, 5 * second, (0, 2), 5.0)
     assert found == ((1.0, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 1.0), (1.0, 2.2))
     assert paces([], 5 * second, (0, 2), 5.0) == ()
+
+
+def test_a_machine_is_slow_beside_the_stretch_before_an_alarm() -> None:
+    """A core that was fast for a while and then as at first is slower than what was learnt; one
+    that was slow for as long is not. Without such a stretch its baseline counts."""
+    fast, first, slow = (0.7, 1.0), (1.0, 1.0), (1.0, 1.3)
+    speed = MachineSpeed(40.0, [*[first] * 60, *[fast] * 50, *[first] * 60, *[slow] * 60])
+
+    assert not speed.was_slow(50, 60)
+    assert not speed.was_slow(60, 70)  # faster
+    assert speed.was_slow(110, 120)
+    assert not speed.was_slow(151, 160)
+    assert speed.was_slow(170, 175)
+    assert not speed.was_slow(215, 220)
+    assert MachineSpeed(40.0, [slow] * 20).was_slow(4, 9)
+    assert not MachineSpeed(40.0).was_slow(4, 9)
+    assert MachineSpeed(40.0, taken={5, 6, 7}).was_slow(4, 8)
+    assert not MachineSpeed(40.0, taken={5, 6}).was_slow(4, 8)

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.diagnosis.again import turns_of_verdicts
 from benchmarks.diagnosis.episodes import RESULTS, read_kept
 from benchmarks.diagnosis.records import folder_of
-from benchmarks.diagnosis.score import judge, slow_seconds, truth_of
+from benchmarks.diagnosis.score import judge, machine_speed, truth_of
 from benchmarks.diagnosis.sensitivity.changes import Changes, variants
 from benchmarks.diagnosis.sensitivity.roots import causes_of
 from benchmarks.diagnosis.sensitivity.shared import Record, Verdicts, judge_each
@@ -157,7 +157,7 @@ def _record(case: Case, changes: Sequence[Changes]) -> list[Said]:
     def answer(verdicts: Verdicts) -> Said:
         turns = turns_of_verdicts(verdicts, episode.begin_ns)
         again = msgspec.structs.replace(episode, verdicts=turns)
-        one = judge(again, slow_seconds(kept))
+        one = judge(again, machine_speed(kept))
         right = one.answer == truth_of(episode)
         return Said(answer=one.answer, is_right=right, alarms=one.alarms)
 

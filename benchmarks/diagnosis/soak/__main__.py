@@ -23,7 +23,7 @@ import msgspec
 from benchmarks.diagnosis.episodes import Kept, say, work_folder
 from benchmarks.diagnosis.gauges import gauges_of_file
 from benchmarks.diagnosis.records import RECORDS, read_clients
-from benchmarks.diagnosis.score import slow_seconds
+from benchmarks.diagnosis.score import machine_speed
 from benchmarks.diagnosis.soak.plan import Segment, segments
 from benchmarks.diagnosis.soak.scoring import (
     SegmentResult,
@@ -100,7 +100,7 @@ def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> Se
     folder = work / episode.name
     gauges = gauges_of_file(folder / "journal") if (folder / "journal").exists() else None
     kept = Kept(split="soak", date=date, machine=machine(), episode=episode, gauges=gauges)
-    log, slow = read_clients(folder), slow_seconds(kept)
+    log, speed = read_clients(folder), machine_speed(kept)
     begin_s, end_s = segment.phases.reference_at_s, segment.phases.end_s
     found = alarms_in(episode.verdicts, begin_s, end_s)
     return SegmentResult(
@@ -114,7 +114,7 @@ def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> Se
         good=round(sum(slo.is_met_by(one) for one in log) / max(1, len(log)), 4),
         ttft_p95_ms=_ttft_p95_ms(log),
         unsure_s=unsure_s(episode.verdicts, begin_s, end_s),
-        alarms=[with_reason(alarm, slow, log, episode.begin_ns, slo) for alarm in found],
+        alarms=[with_reason(alarm, speed, log, episode.begin_ns, slo) for alarm in found],
         discarded=list(episode.discarded),
     )
 

@@ -7,7 +7,7 @@ that, and one that the SLO is missed where the clients' own log says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from benchmarks.diagnosis.score import HEALTHY, OF_MACHINE, UNSURE, said
 from benchmarks.diagnosis.tails.figures import Figure
 from lab.drills.client import Sent
+from lab.drills.pace import MachineSpeed
 from lab.drills.watch import VerdictChange
 
 SLO_MISSED = "slo_missed"
@@ -89,11 +90,10 @@ def alarms_in(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> l
 
 
 def with_reason(
-    alarm: SoakAlarm, slow: Collection[int], log: Iterable[Sent], begin_ns: int, slo: Slo
+    alarm: SoakAlarm, machine: MachineSpeed, log: Iterable[Sent], begin_ns: int, slo: Slo
 ) -> SoakAlarm:
     """The same, with the reason that the machine or the clients give, if they do."""
-    seconds = range(int(alarm.from_s) - 5, int(alarm.until_s) + 1)
-    was_slow = sum(second in slow for second in seconds) > len(seconds) / 2
+    was_slow = machine.was_slow(alarm.from_s - 5, alarm.until_s)
     if was_slow and set(alarm.named) <= set(OF_MACHINE):
         return msgspec.structs.replace(alarm, reason="the machine was slow")
     if set(alarm.named) == {SLO_MISSED} and _is_missed(alarm, log, begin_ns, slo):

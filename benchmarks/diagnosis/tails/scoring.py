@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from benchmarks.diagnosis.episodes import Kept
-from benchmarks.diagnosis.score import judge, said, slow_seconds
+from benchmarks.diagnosis.score import judge, machine_speed, said
 from benchmarks.diagnosis.tails.figures import Figure, nth
 from lab.drills.harm import Level
 from lab.drills.watch import VerdictChange
@@ -67,7 +67,7 @@ def row_of(kept: Kept) -> TailRow:
     episode, record = kept.episode, kept.tail
     if record is None or episode.on_s is None or episode.off_s is None:
         raise ValueError(f"{episode.name} is no episode of the tail")
-    judged = judge(episode, slow_seconds(kept))
+    judged = judge(episode, machine_speed(kept))
     named_s, held = held_share(episode.verdicts, episode.symptom, episode.on_s, episode.off_s)
     harmed_s = episode.on_s if episode.first_harmed_s is None else episode.first_harmed_s
     value = record.reached.value
