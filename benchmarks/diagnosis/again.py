@@ -23,6 +23,7 @@ import msgspec
 
 from benchmarks.diagnosis.episodes import Kept, keep, read_kept, say, work_folder
 from benchmarks.diagnosis.records import (
+    SLO_FILE,
     add_records,
     add_results,
     folder_of,
@@ -36,13 +37,16 @@ from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of,
 from lab.drills.watch import EVERY_S, PollSample, VerdictChange, timeline
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import open_journal
+from telemetry.requests.slo_policy import policy_of
 
 _LATER_NS = int(EVERY_S / 2 * 1e9)
 
 
 def turns_of(folder: Path, begin_ns: int) -> list[VerdictChange]:
-    """Every change of the verdict over the journal in `folder`."""
-    diagnoser = Diagnoser(_baseline(folder))
+    """Every change of the verdict over the journal in `folder`, by the SLO that is kept there."""
+    slo = folder / SLO_FILE
+    policy = policy_of(str(slo) if slo.exists() else None)
+    diagnoser = Diagnoser(_baseline(folder), policy)
     found: list[tuple[int, Diagnosis]] = []
     for fact in open_journal(folder / "journal").facts():
         diagnoser.on_facts([fact])

@@ -32,6 +32,7 @@ from telemetry.journal.journal_reader import open_journal
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "records"
 EPISODES = "episodes"
 JOURNALS, _BASELINE, _CLIENTS = ("journal", "reference.journal"), "baseline.json", "clients.jsonl"
+SLO_FILE = "slo.toml"
 SUFFIX = ".tar.xz"
 
 F = TypeVar("F", bound=Fact)
@@ -86,8 +87,9 @@ def _portable(folder: Path, into: Path) -> Iterator[Path]:
         started = None if usual.started is None else _without_place(usual.started)
         save_baseline(msgspec.structs.replace(usual, started=started), into / _BASELINE)
         yield into / _BASELINE
-    if (folder / _CLIENTS).is_file():
-        yield Path(shutil.copyfile(folder / _CLIENTS, into / _CLIENTS))
+    for name in (_CLIENTS, SLO_FILE):
+        if (folder / name).is_file():
+            yield Path(shutil.copyfile(folder / name, into / name))
 
 
 def _without_place(fact: F) -> F:

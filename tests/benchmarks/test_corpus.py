@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.diagnosis.again import judged_again
+from benchmarks.diagnosis.again import judged_again, turns_of
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.identity import replayed
-from benchmarks.diagnosis.records import RECORDS, SUFFIX, results_beside
+from benchmarks.diagnosis.records import RECORDS, SLO_FILE, SUFFIX, folder_of, results_beside
 from benchmarks.diagnosis.score import judge_kept, truth_of
 
 pytestmark = pytest.mark.long
@@ -32,6 +34,19 @@ def test_the_present_diagnosis_names_the_cause_of_a_recorded_episode(kept: Kept)
 
     assert judged is not None
     assert judge_kept(judged, again=True).answer == truth_of(kept.episode)
+
+
+def test_an_episode_is_judged_by_the_slo_that_is_kept_with_it(tmp_path: Path) -> None:
+    name = "healthy_host_stall-write-2000"
+    folder = folder_of(name, tmp_path)
+    assert folder is not None
+
+    def says_missed() -> bool:
+        return any(turn.top == "slo_missed" for turn in turns_of(folder, 0))
+
+    assert not says_missed()
+    (folder / SLO_FILE).write_text("[classes.chat]\nttft_ms = 1\nitl_ms = 1\n")
+    assert says_missed()
 
 
 def test_an_episode_without_a_record_is_passed_over() -> None:

@@ -27,6 +27,7 @@ from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.gauges import Gauges
+from benchmarks.diagnosis.records import SLO_FILE
 from benchmarks.machine import machine
 from lab.drills.capacity import measure
 from lab.drills.injection import InjectionTarget
@@ -138,7 +139,7 @@ class _Episode:
         self._sidecar_flags: tuple[str, ...] = ()
 
     async def play(self) -> None:
-        slo = self.folder / "slo.toml"
+        slo = self.folder / SLO_FILE
         slo.write_text(SLO)
         async with Sidecar("--slo-file", str(slo)) as sidecar:
             self._sidecar_flags = sidecar.flags
