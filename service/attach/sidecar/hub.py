@@ -4,9 +4,9 @@ Each process sends its facts in the order of their stamps, some tens of millisec
 fact waits until it is `WINDOW_NS` old; then facts leave in the order of their stamps, whoever sent
 them. A sequence whose request has not come yet holds all later facts back for up to `JOIN_NS`: a
 front end that is busy may be that late. Where one did not come in that time, the next is not waited
-for until a request has been joined again. While this process itself stands still it hears nobody,
-and then a stream may be read before another: so time counts for both only as far as somebody
-listened.
+for until a request has been joined again. While this process itself stands still it reads
+nothing, and afterwards one connection before another: so of the time between two ticks `PROMPT_NS`
+at most count for both.
 
 A request of the front end that ends before the core has named its sequence needs nothing here: it
 has no sequence.
@@ -15,6 +15,7 @@ has no sequence.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -51,11 +52,14 @@ from telemetry.requests.assumed_end import assumed_end
 
 WINDOW_NS = 200_000_000
 JOIN_NS = 2_000_000_000
+PROMPT_NS = 100_000_000
+"""Two ticks: a later one comes after a pause of this process."""
 MEET_NS = 6_000_000_000
 """After a core that has run before has connected: its front ends may take as long to connect too,
 each at its own pace (`service.attach.inside.transport`), and then tell of requests whose sequences
 came long before."""
 MOST_WAITING = 65_536
+_PAUSES_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Hub:
         self._deaths = 0
         self._core: Stream | None = None
         self._ticked_ns: int | None = None
-        self._pause_ns = self._resumed_ns = 0  # of the last pause of this process
+        self._pauses: deque[tuple[int, int]] = deque(maxlen=_PAUSES_KEPT)  # end, and length
         self._waits_for_joins = self._waits_for_names = True
 
     @property
@@ -225,16 +229,18 @@ class Hub:
             self._release(fact, who)
 
     def _look_for_pause(self, now_ns: int) -> None:
-        since_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
-        self._ticked_ns = now_ns
-        if since_ns > WINDOW_NS:
-            self._pause_ns, self._resumed_ns = since_ns, now_ns
+        last_ns, self._ticked_ns = self._ticked_ns, now_ns
+        if last_ns is not None and now_ns - last_ns > PROMPT_NS:
+            self._pauses.append((now_ns, now_ns - last_ns - PROMPT_NS))
 
     def _listened_ns(self, at_ns: int, now_ns: int) -> int:
-        """The time since `at_ns` without that of the last pause."""
-        if at_ns >= self._resumed_ns:
-            return now_ns - at_ns
-        return max(now_ns - self._resumed_ns, now_ns - at_ns - self._pause_ns)
+        """The time since `at_ns` without pauses."""
+        found_ns = now_ns - at_ns
+        for end_ns, length_ns in reversed(self._pauses):
+            if end_ns <= at_ns:
+                break
+            found_ns -= min(length_ns, end_ns - at_ns)
+        return found_ns
 
     def _must_wait(self, fact: Fact | _FrontEndGone, who: object, now_ns: int) -> bool:
         """For a request of the front end, or a name of the core's, that may yet come."""

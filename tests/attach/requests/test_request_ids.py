@@ -18,8 +18,8 @@ from telemetry.facts.records import (
     RequestsListed,
     SequenceSubmitted,
 )
+from tests.attach.hub.hub_world import WINDOW, World, sent
 from tests.attach.scripted_engine import hello
-from tests.attach.test_hub import WINDOW, World, sent
 from tests.support.worlds.facts import (
     MS,
     accepted,
