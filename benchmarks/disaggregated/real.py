@@ -1,10 +1,12 @@
-"""Two engines of the default model in one process, over loopback TCP: texts, and the time it takes.
+"""Two engines of one model in one process, over loopback TCP: texts, and the time it takes.
 
     python -m benchmarks.disaggregated.real
+    python -m benchmarks.disaggregated.real --device cuda --model dummy:llama-1b --runs 7 --out FILE
 
 For each KV format: texts of prompts of several lengths, drawn with a seed, are compared token for
 token with those of one engine; then prompts of 1,500 tokens are measured. The prefill side has the
 machine while the decode side waits, as if each had one; the threads of the transport share it.
+On a GPU both engines are on the same one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.gpu.counters import about
 from lab.fleet.disaggregated.pair import Device, Pair
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.cache.block_bytes import CacheBlocks
@@ -37,14 +39,22 @@ RESULTS = Path(__file__).parents[1] / "results" / "disaggregated_real.json"
 FORMATS = {"bf16": {}, "int8": {"kv_dtype": "int8"}}
 LENGTHS = (15, 16, 17, 100, 333, 700)
 MEASURED_TOKENS = 1_500
+VOCABULARY = 40_000  # that prompts are drawn from
 CONTEXT = 2_048
 CLOCK = MonotonicClock()
 
 
-def load(path: Path, settings: dict[str, Any]) -> LoadedEngine:
-    model = ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
+def load(model: ModelRef, settings: dict[str, Any]) -> LoadedEngine:
     config = EngineConfig(model=model, max_model_tokens=CONTEXT, kv_bytes=256 << 20, **settings)
     return load_executor(config, CLOCK, lambda stage: None)
+
+
+def model_of(name: str | None) -> ModelRef:
+    """A dummy of a shape, or the default model."""
+    if name is not None:
+        return ModelRef(kind=ModelKind.DUMMY, path=name.removeprefix("dummy:"), name=name)
+    path = ensure_default_model(lambda line: None)
+    return ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
 
 
 def limits_of(engine: LoadedEngine) -> Limits:
@@ -64,7 +74,7 @@ def limits_of(engine: LoadedEngine) -> Limits:
 def ask(seq_id: int, tokens: int, count: int) -> Submit:
     """A prompt of its own; the first third is that of all others."""
     prompt = [
-        (7 * place if place < tokens // 3 else 31 * place + seq_id * 97) % 40_000 + 100
+        (7 * place if place < tokens // 3 else 31 * place + seq_id * 97) % VOCABULARY + 100
         for place in range(tokens)
     ]
     sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=seq_id)
@@ -126,8 +136,8 @@ def cost_of(pair: Pair) -> dict[str, float]:
     return {name: getattr(cost, name) for name in cost.__struct_fields__}
 
 
-def one_format(path: Path, settings: dict[str, Any], runs: int) -> dict[str, Any]:
-    engines = [load(path, settings) for _ in range(2)]
+def one_format(model: ModelRef, settings: dict[str, Any], runs: int) -> dict[str, Any]:
+    engines = [load(model, settings) for _ in range(2)]
     devices = [Device(one.executor, CacheBlocks(one.cache)) for one in engines]
     limits = limits_of(engines[0])
     with Pair(devices[0], devices[1], limits, CLOCK) as pair:
@@ -159,13 +169,18 @@ def main() -> int:
     """The exit code: 1 when a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--model", help="a dummy, as in dummy:llama-1b (default: the default model)"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    path = ensure_default_model(lambda line: None)
-    found: dict[str, Any] = {"machine": machine()}
+    model = model_of(chosen.model)
+    found: dict[str, Any] = {**about(chosen.device), "model": model.name}
     equal = True
     for name, settings in FORMATS.items():
-        one = found[name] = one_format(path, settings, chosen.runs)
+        settings = {**settings, "device": chosen.device}
+        one = found[name] = one_format(model, settings, chosen.runs)
         equal = equal and one["texts_equal"] == one["texts"]
         print(json.dumps({name: one}), flush=True)
         chosen.out.write_text(json.dumps(found, indent=1) + "\n")

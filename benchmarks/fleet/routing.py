@@ -59,7 +59,7 @@ SMALLEST = 8
 SPAN_S: dict[int, dict[Trace, float]] = {
     8: dict.fromkeys(Trace, 20.0),
     64: dict.fromkeys(Trace, 10.0),
-    1000: {Trace.SHAREGPT: 1.5, Trace.SHARED_PREFIX: 1.0, Trace.AGENTIC: 1.0},
+    1000: dict.fromkeys(Trace, 10.0),
 }
 """Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
 

@@ -1,9 +1,13 @@
-"""Whether a GPU computes the same tokens as a CPU: greedy texts of the same dummy weights on both,
-for each format of weights and of the cache, and with adapters, with short and long prompts, chunks
-and decodes in one batch. Where texts part, a tie of the two best tokens is not told from a fault by
-the text alone, so the log-probabilities of what both chose are compared too.
+"""Whether a GPU computes the same tokens as a CPU: greedy texts of the same random weights on both,
+for each format of weights and of the cache, with adapters, and from checkpoints in each quantised
+format; with short and long prompts, chunks and decodes in one batch. Where texts part, a tie of the
+two best tokens is not told from a fault by the text alone, so the log-probabilities of what both
+chose are compared too.
 
-    python -m benchmarks.gpu.same_text [--model small] [--device cuda] [--dtype D] [--out FILE]
+    python -m benchmarks.gpu.same_text [--formats all|dummy|checkpoints] [--model small]
+        [--device cuda] [--dtype D] [--out FILE]
+
+A part that is run alone replaces its own rows of FILE; the others stay, with their date and GPU.
 """
 
 from __future__ import annotations
@@ -11,19 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.budget import first_line
 from benchmarks.gpu.counters import about
-from benchmarks.gpu.engine import load
 from benchmarks.gpu.hosted import limits_of
 from benchmarks.lora.throughput import random_adapter
-from service.config.settings import ConfigError
-from service.device.loader import LoadedEngine
+from benchmarks.quantised.random_weights import RANDOM_CHECKPOINTS
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device.loader import LoadedEngine, load_executor
 from service.engine.executor import StepFailed
 from service.engine.inbox import OF_START, Inbox, LoadAdapter, Submit, WeightsRead
 from service.engine.loop import EngineLoop
@@ -48,6 +53,8 @@ ROWS, BUDGET_TOKENS, MAX_TOKENS = 16, 128, 1024
 CACHE_BYTES = 256 << 20
 # of log-probabilities, up to where the texts part; products of fp8 weights come out in bfloat16
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.15}
+# both dequantise to the same numbers, of which only the sums differ
+CHECKPOINT_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
 
 Scored = list[tuple[int, float]]  # tokens with their log-probabilities
 
@@ -132,59 +139,124 @@ def _common(one: Scored, other: Scored) -> int:
     return sum(1 for _ in takewhile(lambda both: both[0][0] == both[1][0], pairs))
 
 
-def compare(
-    args: argparse.Namespace, weights: str, kv_format: str, adapters: int
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """`weights` names a format that a dummy's are rounded to, or a checkpoint, which `write` puts
+    into a folder in a dummy's shape; its weights are multiplied as they are stored."""
+
+    weights: str
+    kv: str = "auto"
+    adapters: int = 0
+    write: Callable[[Path, str], ModelRef] | None = None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"weights": self.weights, "kv": self.kv, "adapters": self.adapters}
+
+    def tolerance(self, dtype: str) -> float:
+        if self.write is not None:
+            return CHECKPOINT_TOLERANCE[dtype]
+        return TOLERANCE["bfloat16" if self.weights == "fp8" else dtype]
+
+    def model(self, folder: Path, shape: str) -> ModelRef:
+        if self.write is not None:
+            return self.write(folder, shape)
+        return ModelRef(kind=ModelKind.DUMMY, path=shape, name=f"dummy:{shape}")
+
+
+DUMMY, CHECKPOINTS, ALL = "dummy", "checkpoints", "all"
+COMBINATIONS = {
+    DUMMY: [
+        *(Combination(*formats) for formats in FORMATS),
+        *(Combination(*formats, adapters=len(ADAPTER_RANKS)) for formats in WITH_ADAPTERS),
+    ],
+    CHECKPOINTS: [Combination(one.name, write=one.write) for one in RANDOM_CHECKPOINTS],
+}
+
+
+def compare(args: argparse.Namespace, combination: Combination) -> dict[str, Any]:
     """One combination. Raises ConfigError where there is no kernel for it."""
     found: list[list[Scored]] = []  # of the CPU, and of the device
     names: dict[str, str] = {}
-    for device in ("cpu", args.device):
-        loaded = load(
-            args.model, lambda text: None, device=device, dtype=args.dtype,
-            weights_format=weights, kv_dtype=kv_format, kv_bytes=CACHE_BYTES,
-            max_seqs=ROWS, max_model_tokens=MAX_TOKENS, max_batched_tokens=BUDGET_TOKENS,
-            threads=THREADS, lora_bytes=_LORA_BYTES if adapters else None,
-        )  # fmt: skip
-        vocab = loaded.spec.vocab
-        prompts = [
-            [(7 * place + 13 * count) % (vocab - 10) + 5 for place in range(count)]
-            for count in PROMPT_TOKENS
-        ]
-        depth = 2 if device == "cuda" else 1
-        found.append(outputs(loaded, prompts, depth, adapters))
-        names[device] = loaded.backend.name
-        loaded.executor.close()
-    tolerance = TOLERANCE["bfloat16" if weights == "fp8" else args.dtype]
+    numbers: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = combination.model(Path(folder), args.model)
+        for device in ("cpu", args.device):
+            loaded = _load(model, combination, device, args.dtype)
+            vocab = loaded.spec.vocab
+            prompts = [
+                [(7 * place + 13 * count) % (vocab - 10) + 5 for place in range(count)]
+                for count in PROMPT_TOKENS
+            ]
+            depth = 2 if device == "cuda" else 1
+            found.append(outputs(loaded, prompts, depth, combination.adapters))
+            names[device], numbers[device] = loaded.backend.name, loaded.backend.dtype
+            loaded.executor.close()
     return {
-        "weights": weights,
-        "kv": kv_format,
-        "adapters": adapters,
+        **combination.described,
         "backends": names,
-        **compared(found[1], found[0], tolerance),
+        "numbers": numbers,
+        **compared(found[1], found[0], combination.tolerance(args.dtype)),
     }
+
+
+def _load(model: ModelRef, combination: Combination, device: str, dtype: str) -> LoadedEngine:
+    config = EngineConfig(
+        model=model, executor="torch", device=device, dtype=dtype,
+        weights_format="auto" if combination.write is not None else combination.weights,
+        kv_dtype=combination.kv, kv_bytes=CACHE_BYTES, max_seqs=ROWS, max_model_tokens=MAX_TOKENS,
+        max_batched_tokens=BUDGET_TOKENS, threads=THREADS,
+        lora_bytes=_LORA_BYTES if combination.adapters else None,
+    )  # fmt: skip
+    return load_executor(config, MonotonicClock(), lambda text: None)
+
+
+def row_of(args: argparse.Namespace, combination: Combination) -> dict[str, Any]:
+    """What came of it, whatever it is."""
+    try:
+        return compare(args, combination)
+    except ConfigError as error:
+        return {**combination.described, "not_here": str(error)}
+    except (RuntimeError, StepFailed) as error:
+        return {**combination.described, "error": first_line(error), "holds": False}
+
+
+def merged(before: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier result, those that were run again replaced, and then the new ones. A
+    row that stays says when and on what it was measured."""
+    again = {_key(row): row for row in rows}
+    head = {key: before[key] for key in ("date", "gpu") if key in before}
+    found = [
+        again.pop(_key(row), None) or {**head, **row} for row in before.get("combinations", [])
+    ]
+    return [*found, *again.values()]
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["weights"], row["kv"], row["adapters"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--formats", default=ALL, choices=(ALL, *COMBINATIONS))
     parser.add_argument("--model", default="small", help="a dummy shape")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32", choices=tuple(TOLERANCE))
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    head = {"model": args.model, "dtype": args.dtype}
+    before: dict[str, Any] = {}
+    if args.formats != ALL and args.out.exists():
+        before = json.loads(args.out.read_text())
+        if any(before[key] != value for key, value in head.items()):
+            parser.error(f"{args.out} is of another --model or --dtype: name another --out")
+    asked = COMBINATIONS if args.formats == ALL else [args.formats]
     rows: list[dict[str, Any]] = []
-    combinations = [(*formats, 0) for formats in FORMATS]
-    combinations += [(*formats, len(ADAPTER_RANKS)) for formats in WITH_ADAPTERS]
-    for weights, kv_format, adapters in combinations:
-        combination = {"weights": weights, "kv": kv_format, "adapters": adapters}
-        try:
-            rows.append(compare(args, weights, kv_format, adapters))
-        except ConfigError as error:
-            rows.append({**combination, "not_here": str(error)})
-        except (RuntimeError, StepFailed) as error:
-            rows.append({**combination, "error": first_line(error), "holds": False})
+    for combination in (one for part in asked for one in COMBINATIONS[part]):
+        rows.append(row_of(args, combination))
         print(json.dumps(rows[-1]), flush=True)
-    found = {**about(args.device), "model": args.model, "dtype": args.dtype}
-    args.out.write_text(json.dumps({**found, "combinations": rows}, indent=1) + "\n")
+    found = {**about(args.device), **head, "combinations": merged(before, rows)}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(row.get("holds", True) for row in rows) else 1
 
 

@@ -2,8 +2,8 @@
 decision replays under mixed traffic with preemptions (the contract's check, short), NVML's
 quantities arrive, and a process that takes the memory's bandwidth is named while it does.
 
-    python -m benchmarks.gpu.served [--model dummy:llama-1b] [--device cuda] [--journal FILE]
-        [--out FILE]
+    python -m benchmarks.gpu.servers.served [--model dummy:llama-1b] [--device cuda]
+        [--journal FILE] [--out FILE]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.contract.common import Options, Server, call, percentile
 from benchmarks.gpu.counters import about
 from diagnosis.symptoms import Symptom
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_served.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_served.json"
 LEDGER_MODEL = "dummy:smollm2-135m"  # the check's prompts are in its vocabulary
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 256, 400
 WARM_UP_S, REFERENCE_S, NEIGHBOUR_S, RECOVERY_S = 5.0, 25.0, 15.0, 10.0
@@ -131,7 +131,7 @@ def _top(one: dict[str, Any]) -> str | None:
 @contextlib.contextmanager
 def neighbour(device: str) -> Iterator[None]:
     """Runs from the moment at which it copies."""
-    command = [sys.executable, "-m", "benchmarks.gpu.neighbour", "--device", device]
+    command = [sys.executable, "-m", "benchmarks.gpu.servers.neighbour", "--device", device]
     command += [] if device == "cuda" else ["--mib", "256"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None

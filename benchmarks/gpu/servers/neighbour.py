@@ -1,6 +1,6 @@
 """Another process on the same GPU, which takes its memory's bandwidth until it is ended.
 
-python -m benchmarks.gpu.neighbour [--device cuda] [--mib 4096]
+python -m benchmarks.gpu.servers.neighbour [--device cuda] [--mib 4096]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 beside eight greedy ones, which the GPU chooses itself. Turns of all ways follow each other on one
 server, so that a drift of the machine meets them alike.
 
-    python -m benchmarks.gpu.sampled [--model dummy:llama-1b] [--device cuda] [--rounds 3]
+    python -m benchmarks.gpu.servers.sampled [--model dummy:llama-1b] [--device cuda] [--rounds 3]
         [--out FILE]
 """
 
@@ -20,7 +20,7 @@ from benchmarks.contract.common import Server, percentile
 from benchmarks.gpu.counters import about
 from benchmarks.machine import spread
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_sampled.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_sampled.json"
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 64, 300
 REQUEST_TIMEOUT_S = 60.0
 BASE = "greedy"
