@@ -12,9 +12,11 @@ On a GPU both engines are on the same one.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from service.device.loader import LoadedEngine, load_executor
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
+from service.fleet.transfer.digests import block_digest
 from service.model_files.model_store import ensure_default_model
 from telemetry.costs.step_cost import fit
 from telemetry.costs.step_cost import measured as measured_step
@@ -136,6 +139,24 @@ def cost_of(pair: Pair) -> dict[str, float]:
     return {name: getattr(cost, name) for name in cost.__struct_fields__}
 
 
+def block_ms(memory: CacheBlocks) -> dict[str, float]:
+    """What a block costs: medians of as many as the prompt that is measured has."""
+    found: dict[str, list[float]] = {"read": [], "digest": [], "write": []}
+    for block in range(min(memory.blocks, 24)):
+        stamps = [time.perf_counter()]
+        data = memory.read(block)
+        stamps.append(time.perf_counter())
+        block_digest(block, data)
+        stamps.append(time.perf_counter())
+        memory.write(block, data)
+        memory.read(block)  # on a GPU a write is done when what follows it is
+        stamps.append(time.perf_counter())
+        parts = [later - earlier for earlier, later in itertools.pairwise(stamps)]
+        for name, took_s in zip(found, [*parts[:2], parts[2] - parts[0]], strict=True):
+            found[name].append(1e3 * took_s)
+    return {name: round(statistics.median(each), 3) for name, each in found.items()}
+
+
 def one_format(model: ModelRef, settings: dict[str, Any], runs: int) -> dict[str, Any]:
     engines = [load(model, settings) for _ in range(2)]
     devices = [Device(one.executor, CacheBlocks(one.cache)) for one in engines]
@@ -161,6 +182,8 @@ def one_format(model: ModelRef, settings: dict[str, Any], runs: int) -> dict[str
         "admitted": admitted,
         "prompt_rows_on_the_decode_side": prefills,
         "measured": figures,
+        "block_bytes": devices[0].memory.block_bytes,
+        "block_ms": block_ms(CacheBlocks(engines[0].cache)),
         "step_cost": cost,
     }
 

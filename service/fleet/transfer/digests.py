@@ -1,4 +1,4 @@
-"""Digests of blocks: blake2b of 16 bytes, one a block, so that a flipped bit is found and its block
+"""Digests of blocks: BLAKE3 of 16 bytes, one a block, so that a flipped bit is found and its block
 named; and one over all, so that a digest that is missing or changed is found too.
 
 The digest of a block has its place in the prompt in it: two blocks that changed places are not what
@@ -7,23 +7,26 @@ was sent, although each is whole.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Sequence
+
+from blake3 import blake3
 
 DIGEST_BYTES = 16
 
 
 def block_digest(place: int, data: bytes | memoryview) -> bytes:
     """Of the bytes of the block that is number `place` of its prompt."""
-    salt = place.to_bytes(8, "little")
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES, salt=salt).digest()
+    hashed = blake3(place.to_bytes(8, "little"))
+    hashed.update(data)
+    return hashed.digest(length=DIGEST_BYTES)
 
 
 def total_digest(epoch: int, digests: Sequence[bytes]) -> bytes:
     """Of all blocks of a transfer, by their digests."""
-    salt = epoch.to_bytes(16, "little")
-    return hashlib.blake2b(b"".join(digests), digest_size=DIGEST_BYTES, salt=salt).digest()
+    hashed = blake3(epoch.to_bytes(16, "little"))
+    hashed.update(b"".join(digests))
+    return hashed.digest(length=DIGEST_BYTES)
 
 
 def corrupt_places(said: Sequence[bytes], found: Sequence[bytes]) -> list[int]:

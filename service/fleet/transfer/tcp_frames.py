@@ -18,7 +18,7 @@ from service.fleet.wire.handshake import Seal, Session, is_proof, new_nonce
 from service.fleet.wire.messages import Challenge, Proof, Refused, Welcome
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 """A message with the longest prompt, or a block of the largest model, is far below this."""
 MAX_HELLO_BYTES = 1024

@@ -10,21 +10,21 @@ other. From then on every frame ends with a seal: a keyed hash over the frame an
 key for each direction that is made from the shared key and both nonces. So frames cannot be forged,
 changed, repeated, dropped in between or taken from another session.
 
-HMAC-SHA256 for proofs and keys, keyed BLAKE2b for seals (Python's hashlib): a seal takes about a
-microsecond.
+HMAC-SHA256 for proofs and keys, keyed BLAKE3 for seals: a seal of a small frame takes about a
+microsecond, and one of a block of KV a fifth of what BLAKE2b takes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 SEAL_BYTES = 16
-_PERSON = b"phasescope fleet"
 
 
 class Forged(Exception):
@@ -79,11 +79,9 @@ class Seal:
 
     def _of(self, payload: bytes | bytearray) -> bytes:
         number, self._number = self._number, self._number + 1
-        hashed = hashlib.blake2b(
-            number.to_bytes(8, "little"), digest_size=SEAL_BYTES, key=self._key, person=_PERSON
-        )
+        hashed = blake3(number.to_bytes(8, "little"), key=self._key)
         hashed.update(payload)
-        return hashed.digest()
+        return hashed.digest(length=SEAL_BYTES)
 
 
 def new_nonce() -> bytes:

@@ -24,7 +24,7 @@ from telemetry.facts.fleet.routing_records import PrefixChanges
 from telemetry.facts.fleet_records import RemoteAccount
 from telemetry.facts.reasons import EndReason
 
-PROTOCOL = 1
+PROTOCOL = 2
 FIRST_FRAME_BYTES = 1024
 """Of a peer that has proved nothing; it may send `FIRST_BYTES` in all."""
 FIRST_BYTES = 4096
