@@ -57,9 +57,8 @@ class Streams:
         )
 
     def _was_live_at(self, request_id: str, process: str, at_ns: int) -> bool:
-        facts = self._server.client.get(f"/debug/requests/{request_id}").json()
-        if facts.get("outcome", "running") == "running":
-            return True
+        """Told by its end: until that is known it may be over, and telemetry behind with it."""
+        facts = self._server.facts_of(request_id)
         of_process = facts["sequences"] if process == "engine" else [facts]
         return any(one["ended_ns"] > at_ns for one in of_process)
 
