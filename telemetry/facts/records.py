@@ -52,6 +52,7 @@ from telemetry.facts.fleet.routing_records import (
     EngineLeft,
     EngineReported,
     RequestRouted,
+    RouteChoiceEnded,
     RouteEnded,
     RouteRefused,
     RouterStarted,
@@ -315,6 +316,7 @@ Fact = (
     | EngineReported
     | RequestRouted
     | RouteRefused
+    | RouteChoiceEnded
     | RouteEnded
     | KvTransferFact
 )

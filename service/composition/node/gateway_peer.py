@@ -296,6 +296,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
                 load=load,
                 prefixes=self._prefixes.take(),
                 own_sequences=self.sequences,
+                choices_ended=self._open.choices_ended,
             )
         )
 

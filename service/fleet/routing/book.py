@@ -108,6 +108,11 @@ class Book:
         if abs(self.mean_prompt - self._usual.prompt_tokens) > self.mean_prompt / 8:
             self._usual = _usual(round(self.mean_prompt))
 
+    def choice_ended(self, view: EngineView, request_id: str, now_ns: int) -> None:
+        """One of a request's sequences is over."""
+        view.choice_ended(request_id)
+        self.changed(view, now_ns)
+
     def ended(
         self, view: EngineView, request_id: str, output_tokens: int | None, now_ns: int
     ) -> None:

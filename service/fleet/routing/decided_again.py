@@ -22,6 +22,7 @@ from telemetry.facts.fleet.routing_records import (
     EngineLeft,
     EngineReported,
     RequestRouted,
+    RouteChoiceEnded,
     RouteEnded,
     RouteRefused,
     RouterStarted,
@@ -114,6 +115,8 @@ class _Replayed:
                 self._joined.pop(fact.engine, None)
             case EngineReported():
                 router.report(fact)
+            case RouteChoiceEnded():
+                router.choice_ended(fact.request_id, fact.at_ns)
             case RouteEnded():
                 router.ended(fact.request_id, fact.output_tokens, fact.at_ns)
                 self._open.discard(fact.request_id)

@@ -12,6 +12,7 @@ is exact for requests; their lengths are predictions.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +36,7 @@ SILENT_NS = 3_000_000_000
 class Sent(msgspec.Struct, gc=False):
     """A request of this router that the engine has not ended. `ordinal` counts those of the
     engine, from 1; `tokens` of its prompt are believed to be computed there, and `sequences`
-    generate from it."""
+    generate from it, of which `live` have not ended."""
 
     request_id: str
     ordinal: int
@@ -44,6 +45,17 @@ class Sent(msgspec.Struct, gc=False):
     context_tokens: int
     anchors: tuple[int, ...]
     sequences: int = 1
+    live: int = 1
+
+
+class _Gone(NamedTuple):
+    """What ended of a request: the `number`-th of its kind. With the last of its sequences the
+    blocks of its prompt become free."""
+
+    number: int
+    sent: Sent
+    sequences: int
+    is_last: bool
 
 
 class EngineView:
@@ -62,11 +74,14 @@ class EngineView:
         self.cost = ASSUMED_COST
         self._fitted: StepCostSet | None = None
         self.outstanding: OrderedDict[str, Sent] = OrderedDict()
-        self.sent_count = self.ended_count = 0
+        self.sent_count = self.ended_count = self.choices_ended = 0
         self.prefix_number: int | None = None
-        self._received = self._ended = 0  # in the report, of those that were sent and ended
+        # in the report, of those that were sent and ended
+        self._received = self._ended = self._choices = 0
         self._unseen: deque[Sent] = deque()  # sent, and not in the report
-        self._ends: deque[tuple[int, Sent]] = deque(maxlen=_ENDS_KEPT)  # numbered, not reported
+        # not in the report: requests, and sequences of requests that went on
+        self._ends: deque[_Gone] = deque(maxlen=_ENDS_KEPT)
+        self._choice_ends: deque[_Gone] = deque(maxlen=_ENDS_KEPT)
         # what predictions read
         self.signal_ns = joined_ns
         self.ready_ns = float(joined_ns)
@@ -82,14 +97,17 @@ class EngineView:
 
     def goes_back(self, report: EngineReported) -> bool:
         """Whether it contains fewer requests, or fewer ends, than the report before it."""
+        choices = self._choices if report.choices_ended is None else report.choices_ended
         fewer = report.received < self._received or report.ended < self._ended
-        return self.report is not None and fewer
+        return self.report is not None and (fewer or choices < self._choices)
 
     def take_report(self, report: EngineReported) -> None:
         """A newer report of this incarnation, which does not go back."""
         self.report = report
         self._received = min(report.received, self.sent_count)
         self._ended = min(report.ended, self.ended_count)
+        said = report.choices_ended  # None: all, they came on the same connection
+        self._choices = self.choices_ended if said is None else min(said, self.choices_ended)
         self.draining = self.draining or report.draining
         if report.cost is not None:
             self._fitted = report.cost
@@ -97,8 +115,10 @@ class EngineView:
             self.cost = step_cost_at(self._fitted, report.drift)
         while self._unseen and self._unseen[0].ordinal <= report.received:
             self._unseen.popleft()
-        while self._ends and self._ends[0][0] <= report.ended:
+        while self._ends and self._ends[0].number <= report.ended:
             self._ends.popleft()
+        while self._choice_ends and self._choice_ends[0].number <= self._choices:
+            self._choice_ends.popleft()
         self.signal_ns = report.at_ns - report.age_ns
         self.refresh()
         self.ready_ns = self.signal_ns + report.prompt_tokens * self.token_ns
@@ -113,13 +133,26 @@ class EngineView:
         self.refresh()
         self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
 
+    def has_further(self, request_id: str) -> bool:
+        """Whether a request has more sequences than one that have not ended."""
+        return self.outstanding[request_id].live > 1
+
+    def choice_ended(self, request_id: str) -> None:
+        """The engine wrote the end of a sequence of a request that has others."""
+        sent = self.outstanding[request_id]
+        assert sent.live > 1, sent
+        sent.live -= 1
+        self.choices_ended += 1
+        self._choice_ends.append(_Gone(self.choices_ended, sent, 1, False))
+        self.refresh()
+
     def ended(self, request_id: str, by_engine: bool) -> Sent:
         """A request is over; `by_engine`: the engine wrote its end, and counts it."""
         sent = self.outstanding.pop(request_id)
         self.ended_count += by_engine
         if not self._contains(sent):
             self._unseen.remove(sent)  # but a report that is under way may
-        self._ends.append((self.ended_count, sent))
+        self._ends.append(_Gone(self.ended_count, sent, sent.live, True))
         self.refresh()
         return sent
 
@@ -130,20 +163,21 @@ class EngineView:
     def refresh(self) -> None:
         """Rows, context and the time of a step, as they are believed to be now."""
         report, unseen = self.report, self._unseen
-        gone = [] if report is None else [one for _, one in self._ends if self._contains(one)]
-        residents = sum(one.sequences for one in unseen) - sum(one.sequences for one in gone)
-        context = sum(one.context_tokens * one.sequences for one in unseen)
+        gone = [one for one in (*self._ends, *self._choice_ends) if self._contains(one.sent)]
+        residents = sum(one.live for one in unseen) - sum(one.sequences for one in gone)
+        context = sum(one.context_tokens * one.live for one in unseen)
         if report is not None:
             residents += report.running + report.waiting
             self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
             self.target_ns = report.target_ns
             waiting_tokens = report.prompt_tokens + sum(one.tokens for one in unseen)
-            freed = sum(one.context_tokens for one in gone)  # blocks of a prompt are shared
+            # blocks of a prompt are shared
+            freed = sum(one.sent.context_tokens for one in gone if one.is_last)
             free = report.blocks_total - report.blocks_used
             self.free_blocks = free - (waiting_tokens - freed) / self.block_tokens
             self.used_blocks = report.blocks_used
             context += report.context_tokens + report.prompt_tokens
-            context -= sum(one.context_tokens * one.sequences for one in gone)
+            context -= sum(one.sent.context_tokens * one.sequences for one in gone)
         # what the router itself has there is certain
         self.residents = max(residents, len(self.outstanding))
         self.rows = min(self.max_seqs, self.residents)

@@ -42,6 +42,7 @@ def is_usable(report: EngineReported) -> bool:
         report.budget_tokens - 1,
         report.target_ns or 0,
         report.own_sequences or 0,
+        report.choices_ended or 0,
     )
     if not all(0 <= count < _MOST_NS for count in counts):
         return False

@@ -5,6 +5,7 @@
     router.report(EngineReported(...))
     routed = router.choose(request, now_ns)      # a fact, or RouteRefused
     router.sent(routed)                          # just before the frame is written
+    router.choice_ended(request_id, now_ns)      # one of several sequences
     router.ended(request_id, output_tokens, now_ns)
 
 `choose` changes nothing; whoever does not send need not take anything back. Each call that changes
@@ -36,6 +37,7 @@ from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,
     RequestRouted,
+    RouteChoiceEnded,
     RouteEnded,
     RouteRefusal,
     RouteRefused,
@@ -50,6 +52,7 @@ FleetFact = (
     | EngineReported
     | RequestRouted
     | RouteRefused
+    | RouteChoiceEnded
     | RouteEnded
 )
 
@@ -178,9 +181,20 @@ class Router:
             routed.prompt_tokens,
             routed.anchors,
             routed.sequences,
+            routed.sequences,
         )
         self._book.sent(view, sent)
         self._policy.sent(view)
+
+    def choice_ended(self, request_id: str, now_ns: int) -> bool:
+        """The engine's end of one of a request's sequences has come, and others go on or will come.
+        False: the request is not outstanding, or no other is known of."""
+        view = self._engine_of.get(request_id)
+        if view is None or not view.has_further(request_id):
+            return False
+        self._record(RouteChoiceEnded(now_ns, request_id))
+        self._book.choice_ended(view, request_id, now_ns)
+        return True
 
     def ended(self, request_id: str, output_tokens: int | None, now_ns: int) -> bool:
         """The engine's end of a request has come. `output_tokens` None: it is over without one.

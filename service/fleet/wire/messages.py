@@ -260,7 +260,8 @@ class LoadReport(_Message, frozen=True):
     before the first. `target_ns` is the latency target that bounds steps with prompts, None where
     `budget_tokens` does. `prefixes` are what the engine came to hold and to hold no more since the
     last report that had any; None: nothing, or a node of an earlier release. `own_sequences` of
-    those in `load` are this gateway's; None: a node of an earlier release."""
+    those in `load` are this gateway's. Of requests that go on, `choices_ended` ends of one sequence
+    were written (`OpenRequests`). None in either: a node of an earlier release."""
 
     number: int
     incarnation: int
@@ -270,6 +271,7 @@ class LoadReport(_Message, frozen=True):
     load: Load
     prefixes: PrefixChanges | None = None
     own_sequences: int | None = None
+    choices_ended: int | None = None
 
 
 class KvRates(_Message, frozen=True):

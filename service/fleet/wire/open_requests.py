@@ -23,11 +23,12 @@ class _Open:
 
 
 class OpenRequests:
-    """Of one incarnation. `received` and `ended` count since `restart`."""
+    """Of one incarnation. `received`, `ended` and `choices_ended` (sequences that ended while their
+    request went on) count since `restart`."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _Open] = OrderedDict()
-        self.received = self.ended = 0
+        self.received = self.ended = self.choices_ended = 0
 
     def is_open(self, request_id: str) -> bool:
         return request_id in self._open
@@ -35,7 +36,7 @@ class OpenRequests:
     def restart(self) -> None:
         """Another incarnation: nothing is open there."""
         self._open.clear()
-        self.received = self.ended = 0
+        self.received = self.ended = self.choices_ended = 0
 
     def sent(self, request_id: str, sequences: int) -> str | None:
         """A sequence of a request of so many. Returns another request that counts as ended by it,
@@ -59,6 +60,7 @@ class OpenRequests:
             return False
         found.live -= 1
         if found.live or (found.to_come > 0 and not was_cancelled):
+            self.choices_ended += 1
             return False
         del self._open[request_id]
         self.ended += 1

@@ -84,6 +84,7 @@ class Routing:
                 draining=link.engine is not None and link.engine.draining,
                 prefixes=report.prefixes,
                 own_sequences=report.own_sequences,
+                choices_ended=report.choices_ended,
                 **asdict(report.load),
             )
         )
@@ -144,6 +145,8 @@ class Routing:
         self._outputs[key] = self._outputs.get(key, 0) + outputs
         if self._open[name].over(request_id, was_cancelled):
             self._router.ended(request_id, self._outputs.pop(key), now_ns)
+        else:
+            self._router.choice_ended(request_id, now_ns)
 
     def outstanding(self, name: str) -> int:
         """Requests of this gateway there."""

@@ -118,7 +118,8 @@ class EngineReported(_Fact, frozen=True):
     `decode_rows` attend to. `cost` is the fit that the engine uses; its last steps took `drift`
     times as long. `target_ns` bounds a step while others decode; None: its budget of
     `budget_tokens` does. Of the sequences `running` and `waiting`, `own_sequences` are this
-    router's; None: it was not said.
+    router's; None: it was not said. Of requests that went on it had written `choices_ended` ends
+    of one sequence; None: it was not said, and it contains those that had come before it.
     """
 
     at_ns: int
@@ -143,6 +144,7 @@ class EngineReported(_Fact, frozen=True):
     cost: StepCostSet | None = None
     prefixes: PrefixChanges | None = None
     own_sequences: int | None = None
+    choices_ended: int | None = None
 
 
 class RequestRouted(_Fact, frozen=True):
@@ -178,6 +180,13 @@ class RouteRefused(_Fact, frozen=True):
     request_id: str
     reason: RouteRefusal
     engines: int
+
+
+class RouteChoiceEnded(_Fact, frozen=True):
+    """The engine's end of one sequence (choice) of a request came, and the request goes on."""
+
+    at_ns: int
+    request_id: str
 
 
 class RouteEnded(_Fact, frozen=True):

@@ -13,7 +13,12 @@ from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.routing import Routing
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.fleet.routing_records import RequestRouted, RouteEnded, RoutingPolicy
+from telemetry.facts.fleet.routing_records import (
+    RequestRouted,
+    RouteChoiceEnded,
+    RouteEnded,
+    RoutingPolicy,
+)
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.recorder import Lane
 from tests.fleet.fleet_world import DIGEST, KEY, Members
@@ -50,10 +55,10 @@ class Fleet:
             fields = {"name": name, "host": old.host, "port": old.port} | how
             self.links[name].member = Member(**fields)  # type: ignore[arg-type]
 
-    def send(self, request_id: str) -> str:
+    def send(self, request_id: str, sequences: int = 1) -> str:
         """The engine that it goes to."""
         submit = Submit(seq_id=1, prompt=[1, 2], max_tokens=3, sampling=SamplingParams())
-        routed = self.routing.choose(submit, request_id, 2, self.links, 0)
+        routed = self.routing.choose(submit, request_id, 2, self.links, 0, sequences)
         assert routed is not None
         self.routing.begin(routed)
         return routed.engine
@@ -102,3 +107,23 @@ def test_of_more_requests_than_are_counted_none_is_outstanding_when_all_have_end
     assert fleet.routing.outstanding("n0") == 0
     ended = [fact.request_id for fact in fleet.facts if isinstance(fact, RouteEnded)]
     assert ended == names
+
+
+def test_a_choice_that_has_ended_is_not_counted_until_its_request_has() -> None:
+    """An engine with one choice left of four has less to do than one with two requests."""
+    fleet = Fleet(2)
+    first = fleet.send("r0", sequences=4)
+    for _ in range(4):
+        fleet.routing.sent(first, "r0", 4)
+    other = fleet.send("r1", sequences=2)
+    for _ in range(2):
+        fleet.routing.sent(other, "r1", 2)
+    assert other != first
+    for _ in range(3):
+        fleet.routing.over(first, "r0", 5, False, 7)
+
+    assert fleet.send("r2") == first
+    fleet.routing.over(first, "r0", 5, False, 9)
+    told = [one for one in fleet.facts if isinstance(one, RouteChoiceEnded | RouteEnded)]
+    assert told == [RouteChoiceEnded(7, "r0")] * 3 + [RouteEnded(9, "r0", 20)]
+    assert not decide_again(fleet.facts).differing

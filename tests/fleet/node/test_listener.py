@@ -11,7 +11,7 @@ import pytest
 from service.engine.plan import Emission
 from service.fleet.wire.counts import Fault
 from service.fleet.wire.messages import LoadReport
-from telemetry.facts.fleet.routing_records import RequestRouted
+from telemetry.facts.fleet.routing_records import RequestRouted, RouteChoiceEnded
 from telemetry.facts.reasons import EndReason
 from tests.fleet.fleet_world import GatewayWorld, NodeWorld, until
 from tests.fleet.test_fleet_world import run
@@ -91,6 +91,29 @@ def test_a_report_says_which_sequences_are_of_the_gateway_that_reads_it() -> Non
             await until(lambda: own() == [3, 1], "each has its own")
             facts = one.lane.drain()
             assert [fact.sequences for fact in facts if isinstance(fact, RequestRouted)] == [3]
+
+    run(case)
+
+
+def test_a_report_counts_the_choices_that_have_ended_of_requests_that_go_on() -> None:
+    """As the gateway does, which knows so which of their ends the report contains."""
+
+    async def case() -> None:
+        async with NodeWorld() as node, GatewayWorld(node) as gateway:
+            await gateway.until(n0="ready")
+            link = gateway.client.links[0]
+            gateway.ask("three", sequences=3)
+            await until(
+                lambda: [one.sequences for one in node.listener._peers] == [3], "they are there"
+            )
+            (peer,) = node.listener._peers
+            peer.emitted(Emission(next(iter(peer._by_ours)), None, EndReason.STOP_TOKEN))
+            peer.report(node.listener.loads.load())
+            await until(lambda: link.report is not None and link.report.choices_ended == 1, "it")
+            told = [one for one in gateway.lane.drain() if isinstance(one, RouteChoiceEnded)]
+            assert [one.request_id for one in told] == ["three"]
+            assert link.report is not None
+            assert (link.report.own_sequences, link.report.ended) == (2, 0)
 
     run(case)
 

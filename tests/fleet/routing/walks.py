@@ -33,13 +33,14 @@ class Fleet:
         self.router = Router(RoutingSettings(policy=policy, seed=seed), self.facts.append, 0)
         self.numbers: dict[str, int] = {}
         self.counts: dict[str, list[int]] = {}  # received, ended
+        self.choices: dict[str, int] = {}  # ended while their requests went on
         self.requests = 0
         for number in range(engines):
             self.join(f"e{number}")
             self.report(f"e{number}")
 
     def join(self, name: str, incarnation: int = 1) -> list[str]:
-        self.counts[name] = [0, 0]
+        self.counts[name], self.choices[name] = [0, 0], 0
         return self.router.joined(name, incarnation, 16, self.now_ns)
 
     def report(self, name: str, **changes: object) -> Reported:
@@ -51,6 +52,7 @@ class Fleet:
             "received": received, "ended": ended, "running": 0, "waiting": 0, "prompt_tokens": 0,
             "decode_rows": 0, "context_tokens": 0, "blocks_used": 0, "blocks_total": 4096,
             "max_seqs": 64, "budget_tokens": 2048, "target_ns": 100 * MS, "cost": COST,
+            "choices_ended": self.choices[name],
         }  # fmt: skip
         return self.router.report(EngineReported(**(fields | changes)))  # type: ignore[arg-type]
 
@@ -78,6 +80,10 @@ class Fleet:
         self.counts[engine][1] += 1
         assert self.router.ended(request_id, 50, self.now_ns)
 
+    def end_choice(self, request_id: str, engine: str) -> None:
+        """Of a request with several, and not the last."""
+        self.choices[engine] += self.router.choice_ended(request_id, self.now_ns)
+
 
 def walk(seed: int, policy: RoutingPolicy, steps: int = 200) -> Fleet:
     """A fleet after `steps` random events: joins, reports, drains, deaths, sends and ends."""
@@ -93,7 +99,7 @@ def walk(seed: int, policy: RoutingPolicy, steps: int = 200) -> Fleet:
 def _happen(fleet: Fleet, random: Random) -> None:
     router, names = fleet.router, fleet.router.engines
     engine = random.choice(names) if names else "e0"
-    match random.choices(range(6), (2, 20, 1, 1, 40, 30))[0]:
+    match random.choices(range(7), (2, 20, 1, 1, 40, 30, 20))[0]:
         case 0:
             fleet.join(f"e{random.randrange(8)}", 1)
         case 1 if names:
@@ -116,8 +122,13 @@ def _happen(fleet: Fleet, random: Random) -> None:
             anchors = tuple(range(first, first + random.randrange(20)))
             target_ns = random.choice((None, 50 * MS, 300 * MS))
             tokens = random.randint(1, 2000)
-            fleet.send(fleet.request(tokens, anchors, ttft_target_ns=target_ns))
+            sequences = random.choice((1, 1, 4))
+            fleet.send(
+                fleet.request(tokens, anchors, ttft_target_ns=target_ns, sequences=sequences)
+            )
         case 5 if router.outstanding(engine):
             fleet.end(random.choice(router.outstanding(engine)), engine)
+        case 6 if router.outstanding(engine):
+            fleet.end_choice(random.choice(router.outstanding(engine)), engine)
         case _:
             pass
