@@ -35,7 +35,7 @@ from service.engine.plan import Emission
 from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoice
 from service.fleet.transfer.decode_side import DecodePatience
 from service.fleet.transfer.sending import PrefillPatience
-from service.fleet.transfer.split import LinkCost
+from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.messages import Load
 from telemetry.costs.step_load import attention_pairs
@@ -45,7 +45,9 @@ FOLDER = Path(__file__).parents[1] / "results"
 COSTS, RESULTS = FOLDER / "disaggregated_real.json", FOLDER / "disaggregated_goodput.json"
 BLOCK_TOKENS, BLOCK_NS = 16, 370_000  # a block of the default model in bf16, at 1 GB/s
 REQUESTS, GOOD, ENGINES = 160, 0.9, 4
-LINK = LinkCost(token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=0.14)
+LINK = LinkCost(
+    token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=ASSUMED_DIGEST_BYTE_NS
+)
 
 
 @dataclass(frozen=True, slots=True)

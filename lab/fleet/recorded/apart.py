@@ -33,7 +33,7 @@ from service.fleet.routing.router import Router
 from service.fleet.routing.settings import RoutingSettings
 from service.fleet.transfer.decode_side import DecodePatience
 from service.fleet.transfer.sending import PrefillPatience
-from service.fleet.transfer.split import LinkCost
+from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.messages import Load
 from telemetry.facts.clock import Clock
@@ -50,7 +50,6 @@ from telemetry.facts.fleet_records import (
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact, SequenceSubmitted, fact_ns
 
-_DIGEST_BYTE_NS = 0.14  # blake2b and a copy (`benchmarks.disaggregated.real`)
 _LONGEST_NS = 600_000_000_000
 
 
@@ -196,7 +195,7 @@ class FleetApart(World):
             token_bytes=self._token_bytes,
             bytes_per_ns=self._change.link_bytes_per_ns,
             delay_ns=self._record.link.delay_ns,
-            digest_byte_ns=_DIGEST_BYTE_NS,
+            digest_byte_ns=ASSUMED_DIGEST_BYTE_NS,
         )
         for node in self.prefills:
             name = node.peer.name

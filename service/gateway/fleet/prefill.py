@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.prefill_choice import Computes, Decodes, Found, PrefillChoice
-from service.fleet.transfer.split import LinkCost
+from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
 from telemetry.facts.fleet.kv_transfer_records import Way
 from telemetry.facts.fleet.routing_records import RequestRouted
 
 ASSUMED_BYTES_PER_NS = 1.0
-ASSUMED_DIGEST_BYTE_NS = 2.0
 ASSUMED_DELAY_NS = 500_000
-"""Until a transfer was measured: 1 GB/s, blake2b and a copy, and half a millisecond."""
+"""Until a transfer was measured: 1 GB/s, and half a millisecond."""
 
 
 class PrefillSplit:
