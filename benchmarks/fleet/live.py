@@ -1,12 +1,13 @@
 """Goodput of each routing policy with two real engines on this machine.
 
     python -m benchmarks.fleet.live run --minutes 7      # again until all is there
+    python -m benchmarks.fleet.live --out FILE run --seeds 501 --rates shared_prefix=20
     python -m benchmarks.fleet.live table
 
 Two `phasescope engine` with one thread each, whose caches hold a part of the tenants' system
 prompts, and for each run a `phasescope serve --engines` with the policy. All policies of one trace
 and seed have the same sessions; token ids differ, so no run finds what another one left in the
-caches. Runs are kept in `benchmarks/results/fleet_live.json`.
+caches. Runs are kept in `benchmarks/results/fleet_live.json`. Rates were chosen on seed 501.
 
 Engines, gateway and client share the machine's cores, so the speed is not that of a fleet; what is
 compared is the order of the policies. The model is one of random weights, so small that a prompt of
@@ -23,6 +24,7 @@ import json
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -96,11 +98,21 @@ class Answer(msgspec.Struct):
     cached_tokens: int = 0
 
 
-def asks(trace: str, seed: int) -> list[Ask]:
+@dataclass(frozen=True)
+class Choice:
+    """What the command line chose. `rates` are requests a second, by trace."""
+
+    model: str
+    seeds: tuple[int, ...]
+    rates: dict[str, float]
+    out: Path
+
+
+def asks(trace: str, seed: int, rate: float) -> list[Ask]:
     """Poisson arrivals; tenants by Zipf's law."""
     random, at_s, found = Random(f"{trace}/{seed}"), 0.0, list[Ask]()
     weights = [1 / (rank + 2) for rank in range(TENANTS)]
-    while (at_s := at_s + random.expovariate(RATES[trace])) < SPAN_S:
+    while (at_s := at_s + random.expovariate(rate)) < SPAN_S:
         if trace == "shared_prefix":
             tenant = random.choices(range(TENANTS), weights)[0]
             found.append(Ask(at_s, tenant, random.randint(8, 40), random.randint(4, 16)))
@@ -145,19 +157,19 @@ async def ask_one(client: httpx.AsyncClient, ask: Ask, prompt: list[int], begin_
     return answer
 
 
-async def drive(url: str, trace: str, seed: int, policy: str) -> list[Answer]:
+async def drive(url: str, trace: str, seed: int, policy: str, rate: float) -> list[Answer]:
     begin_s, own = time.monotonic() + 0.5, Random(f"{seed}/{policy}/own")
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         jobs: list[Coroutine[None, None, Answer]] = []
-        for ask in asks(trace, seed):
+        for ask in asks(trace, seed, rate):
             prefix = [] if ask.tenant is None else prefix_of(seed, policy, ask.tenant)
             prompt = [*prefix, *own.choices(IDS, k=ask.own_tokens)]
             jobs.append(ask_one(client, ask, prompt, begin_s))
         return await asyncio.gather(*jobs)
 
 
-def run_of(trace: str, seed: int, policy: str, answers: list[Answer]) -> Run:
+def run_of(trace: str, seed: int, policy: str, rate: float, answers: list[Answer]) -> Run:
     counted = [one for one in answers if one.at_s >= SKIPPED_S]
     ttfts = sorted(one.ttft_ns / 1e6 for one in counted if one.ttft_ns is not None)
     good = sum(
@@ -170,7 +182,7 @@ def run_of(trace: str, seed: int, policy: str, answers: list[Answer]) -> Run:
         trace=trace,
         seed=seed,
         policy=policy,
-        rate=RATES[trace],
+        rate=rate,
         requests=len(counted),
         good=good,
         good_per_s=round(good / (SPAN_S - SKIPPED_S), 3),
@@ -192,43 +204,48 @@ def nodes(folder: Path, model: str) -> Iterator[list[Node]]:
         yield [stack.enter_context(Node(folder, *settings)) for _ in range(2)]
 
 
-def run(minutes: float, model: str) -> None:
+def run(minutes: float, choice: Choice) -> None:
     end_s = time.monotonic() + minutes * 60
-    done = result().runs if RESULT.exists() else []
-    there = {(one.trace, one.seed, one.policy) for one in done}
+    done = result(choice.out).runs if choice.out.exists() else []
+    there = {(one.trace, one.seed, one.policy, one.rate) for one in done}
     wanted = [
         (trace, seed, policy.value)
-        for seed, trace, policy in product(SEEDS, RATES, RoutingPolicy)
-        if (trace, seed, policy.value) not in there
+        for seed, trace, policy in product(choice.seeds, choice.rates, RoutingPolicy)
+        if (trace, seed, policy.value, choice.rates[trace]) not in there
     ]
     with tempfile.TemporaryDirectory(prefix="phasescope-live-") as name:
         folder = Path(name)
-        with nodes(folder, model) as engines:
+        with nodes(folder, choice.model) as engines:
             for trace, seed, policy in wanted:
                 if time.monotonic() + SPAN_S + 30 > end_s:
                     print("more is to be done: run it again")
                     return
-                file = FleetFile(folder, engines)
-                slo = ("--slo-file", str(folder / "slo.json"))
-                with FleetGateway(file, "--model", model, "--routing", policy, *slo) as gateway:
-                    answers = asyncio.run(drive(gateway.url, trace, seed, policy))
-                done.append(run_of(trace, seed, policy, answers))
+                done.append(one_run(folder, engines, choice, trace, seed, policy))
                 print(msgspec.json.encode(done[-1]).decode(), flush=True)
-                keep(
-                    Result(
-                        machine=machine(), model=Path(model).name, ttft_ms=TTFT_MS, itl_ms=ITL_MS,
-                        runs=done,
-                    )
-                )  # fmt: skip
+                keep(choice, done)
     print("all runs are there")
 
 
-def result() -> Result:
-    return msgspec.json.decode(RESULT.read_bytes(), type=Result)
+def one_run(
+    folder: Path, engines: list[Node], choice: Choice, trace: str, seed: int, policy: str
+) -> Run:
+    """With a gateway of its own."""
+    file, rate = FleetFile(folder, engines), choice.rates[trace]
+    slo = ("--slo-file", str(folder / "slo.json"))
+    with FleetGateway(file, "--model", choice.model, "--routing", policy, *slo) as gateway:
+        answers = asyncio.run(drive(gateway.url, trace, seed, policy, rate))
+    return run_of(trace, seed, policy, rate, answers)
 
 
-def keep(found: Result) -> None:
-    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+def result(path: Path) -> Result:
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def keep(choice: Choice, runs: list[Run]) -> None:
+    found = Result(
+        machine=machine(), model=Path(choice.model).name, ttft_ms=TTFT_MS, itl_ms=ITL_MS, runs=runs
+    )
+    choice.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def table(found: Result) -> str:
@@ -250,18 +267,32 @@ def table(found: Result) -> str:
     return "\n".join(lines)
 
 
+def rates_of(text: str) -> dict[str, float]:
+    """As in shared_prefix=20,unshared=16."""
+    found = {name: float(rate) for name, _, rate in (one.partition("=") for one in text.split(","))}
+    if not found.keys() <= RATES.keys():
+        raise argparse.ArgumentTypeError(f"traces are {', '.join(RATES)}")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULT)
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run")
     runner.add_argument("--minutes", type=float, default=7.0)
     runner.add_argument("--model", default=MODEL)
+    runner.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    runner.add_argument(
+        "--rates", type=rates_of, default=RATES, help="shared_prefix=20,unshared=16"
+    )
     commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "run":
-        run(given.minutes, given.model)
+        seeds = tuple(map(int, given.seeds.split(",")))
+        run(given.minutes, Choice(given.model, seeds, given.rates, given.out))
     else:
-        print(table(result()))
+        print(table(result(given.out)))
 
 
 if __name__ == "__main__":
