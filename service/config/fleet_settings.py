@@ -8,6 +8,8 @@ import msgspec
 
 from service.config.setting import ConfigError, Group, check_fields, setting
 
+KvTransportName = Literal["tcp", "nixl"]
+
 NODE_PORT = 8100
 """Of a node's own HTTP server, so that it and a gateway can share a machine."""
 
@@ -70,6 +72,18 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
             min_length=1,
         ),
     ] = None
+
+    kv_transport: Annotated[
+        KvTransportName,
+        setting(
+            "--kv-transport",
+            Group.FLEET,
+            "how blocks of KV go between engines: over the connection itself, or by NIXL with UCX "
+            "(RDMA where there is some), if the other engine has it too; needs "
+            "`pip install 'phasescope[nixl]'`, and UCX's ports know no key: they must be reachable "
+            "by engines only",
+        ),
+    ] = "tcp"
 
     @property
     def kv_address(self) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from service.config.fleet_settings import KvTransportName
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
     Cancel,
@@ -46,11 +47,12 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 class KvLaunch(msgspec.Struct, frozen=True):
     """How the engine exchanges KV with others: `name` is its node's, `key` the fleet's. Others
-    connect at `listen` (host, port; 0: any free one); None: none does."""
+    connect at `listen` (host, port; 0: any free one); None: none does. Blocks go by `transport`."""
 
     name: str
     key: bytes
     listen: tuple[str, int] | None
+    transport: KvTransportName = "tcp"
 
 
 class UseVocabulary(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,5 @@
-"""The engine process' side of prefill and decode apart: the two drivers beside the loop, over TCP.
+"""The engine process' side of prefill and decode apart: the two drivers beside the loop, over TCP,
+or with a mover beside it.
 
 Connections have threads of their own, and so has the comparison of blocks with their digests: the
 loop never waits for either. What they have for it wakes it.
@@ -28,17 +29,25 @@ from service.fleet.transfer.decode_driver import DecodeDriver, Verify, verify_no
 from service.fleet.transfer.decode_side import DecodePatience, DecodeSide
 from service.fleet.transfer.epochs import Epochs
 from service.fleet.transfer.messages import Begin, Layout, Message, PeerId, ToDecode
+from service.fleet.transfer.movers.mover import MoverError, MoverKind
+from service.fleet.transfer.movers.nixl_mover import nixl_kind
+from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.sending import PrefillPatience
-from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
+from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.transport import BlockMemory, LinkEvent
 from service.fleet.wire.checks import refusal_for_peer
 from service.process import frames
 from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.base import SPACE_BITS
 from telemetry.facts.clock import Clock
-from telemetry.facts.fleet.kv_transfer_records import KvLinkEnded, KvLinkOpened, KvStagingFull
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvLinkEnded,
+    KvLinkOpened,
+    KvStagingFull,
+    KvWayAgreed,
+)
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
@@ -68,10 +77,11 @@ class KvExchange:
         wake: Callable[[], None],
         vocab_tokens: int,
     ) -> None:
-        """Raises OSError if the address cannot be had."""
+        """Raises OSError if the address cannot be had, MoverError if NIXL cannot."""
         self._lane, self._clock = lane, clock
         pool, remote_kv = scheduler.pool, scheduler.remote_kv
         memory_key = secrets.token_bytes(KEY_BYTES)
+        self._mover = mover_of(launch)
         self._endpoint = TcpEndpoint(
             launch.name,
             launch.key,
@@ -81,6 +91,7 @@ class KvExchange:
             launch.listen,
             wake,
             clock=clock,
+            mover=self._mover,
         )
         self._desk = _Desk(self._endpoint)
         self._verifier = Verifier(verify_now(memory), wake)
@@ -157,6 +168,9 @@ class KvExchange:
                 KvLinkOpened(now_ns, engine) if why is None else KvLinkEnded(now_ns, engine, why)
             )
             self._lane.append(ended)
+        for engine, no_mover in self._endpoint.take_ways():
+            assert self._mover is not None
+            self._lane.append(KvWayAgreed(now_ns, engine, self._mover.name, no_mover))
         if pushes := self._endpoint.staging_full - self._staging_full:
             self._staging_full += pushes
             self._lane.append(KvStagingFull(now_ns, pushes))
@@ -243,6 +257,15 @@ def digest_of(layout: Layout) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
+def mover_of(launch: frames.KvLaunch) -> MoverKind | None:
+    """What carries blocks; None: the connection itself does. Raises MoverError."""
+    match launch.transport:
+        case "tcp":
+            return None
+        case "nixl":
+            return nixl_kind()
+
+
 def no_exchange(loaded: LoadedEngine) -> str:
     """Why an engine can exchange no KV; empty if it can."""
     if loaded.backend.collectives is not None:
@@ -276,5 +299,7 @@ def open_exchange(
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"cannot listen on --kv-listen: {error.strerror}") from error
+    except MoverError as error:
+        raise ConfigError(f"--kv-transport {launch.transport}: {error}") from error
     gateway.send(frames.KvOffered(kv.port, digest_of(layout), layout.block_bytes))
     return kv

@@ -26,6 +26,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvSplitChosen,
     KvStagingFull,
     KvVerified,
+    KvWayAgreed,
 )
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.records import EngineDied, Fact, FactsLost
@@ -135,6 +136,8 @@ class KvMetrics:
                 self._staging_full += fact.pushes
             case KvLinkOpened():
                 self._links[_OPENED] += 1
+            case KvWayAgreed():
+                self._links["over_tcp" if fact.why else f"over_{fact.mover}"] += 1
             case KvLinkEnded():
                 self._links[fact.why.value] += fact.count
             case KvSplitChosen():

@@ -16,7 +16,8 @@ from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
-from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
+from service.fleet.transfer.open_memory import KEY_BYTES
+from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
 from service.fleet.transfer.tcp_frames import Kind
 from service.fleet.transfer.tcp_session import LinkPatience

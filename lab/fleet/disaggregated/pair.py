@@ -21,9 +21,12 @@ from service.fleet.transfer.decode_side import DecodeSide
 from service.fleet.transfer.epochs import Epochs
 from service.fleet.transfer.in_process import InProcessEndpoint, InProcessHub
 from service.fleet.transfer.messages import Layout, PeerId
+from service.fleet.transfer.movers.mover import MoverKind
+from service.fleet.transfer.movers.nixl_mover import nixl_kind
+from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
-from service.fleet.transfer.tcp import KEY_BYTES, TcpEndpoint
+from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.transport import BlockMemory
 from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason
@@ -68,11 +71,12 @@ class RealEngine:
 
 
 class Pair:
-    """`over` is `in_process` or `tcp`. Outputs and ends are by sequence."""
+    """`over` is `in_process`, `tcp` or `nixl`. Outputs and ends are by sequence."""
 
     def __init__(
         self, prefill: Device, decode: Device, limits: Limits, clock: Clock, over: str = "tcp"
     ) -> None:
+        """Raises MoverError where `over` cannot be had."""
         self.prefill = RealEngine(prefill, limits, clock)
         self.decode = RealEngine(decode, limits, clock)
         self._source = PREFILL
@@ -80,15 +84,17 @@ class Pair:
         self._ends_of_tcp: list[TcpEndpoint] = []
         p_end: TcpEndpoint | InProcessEndpoint
         d_end: TcpEndpoint | InProcessEndpoint
-        if over == "tcp":
-            p_end = TcpEndpoint("prefill", _SECRET)
+        if over != "in_process":
+            mover = nixl_kind() if over == "nixl" else None
+            p_end = TcpEndpoint("prefill", _SECRET, mover=mover)
             d_end = TcpEndpoint(
                 "decode", _SECRET, decode.memory, _KEY,
-                lambda e, block: pool.epoch_of(block) == e, listen=None,
+                lambda e, block: pool.epoch_of(block) == e, listen=None, mover=mover,
             )  # fmt: skip
             assert p_end.address is not None
             self._source = d_end.peer_at(p_end.address)
             self._ends_of_tcp = [p_end, d_end]
+            _agree(p_end, d_end, mover)
         else:
             hub = InProcessHub()
             p_end = InProcessEndpoint(hub, PREFILL)
@@ -156,3 +162,13 @@ class Pair:
                 self.outputs[emission.seq_id].append(emission.sample.token_id)
             if emission.end is not None:
                 self.ends[emission.seq_id] = emission.end
+
+
+def _agree(prefill: TcpEndpoint, decode: TcpEndpoint, mover: MoverKind | None) -> None:
+    """Wait until both know that blocks go by the mover, so that none goes another way."""
+    for end in (prefill, decode) if mover is not None else ():
+        for _ in range(_MOST_TURNS):
+            if said := end.take_ways():
+                assert [why for _, why in said] == [None], said
+                break
+            os.sched_yield()

@@ -90,7 +90,9 @@ class _Node:
         self._engine_lane = Lane(source=FactSource.ENGINE)
         self._client = EngineClient(self._engine_lane, say)
         name = config.node.name or config.node.listen
-        self._client.kv_launch = KvLaunch(name, key, config.node.kv_address)
+        self._client.kv_launch = KvLaunch(
+            name, key, config.node.kv_address, config.node.kv_transport
+        )
         self._handlers: dict[str, LiveRequest] = {}
         self._drain = Drain()
 

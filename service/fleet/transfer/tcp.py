@@ -3,15 +3,14 @@ directions. It is authenticated and sealed as frames between gateways and nodes 
 encrypted (`tcp_frames`).
 
 Each connection is an incarnation of its peer (`PeerId`): when it has ended the peer is gone, and
-one that connects again is another. A block that comes is written only if its key opens this memory,
-and its epoch may write that block now (`may_write`): the quarantine is what keeps a late write from
-somebody's block, and this is the second lock on the same door. A peer that is silent is gone, and
-with it everything that was on its way.
+one that connects again is another. Blocks that come are written where `open_memory` lets them. A
+peer that is silent is gone, and with it everything that was on its way. Bytes of blocks may go
+another way (`movers`); who may write what, that it was written, and who is gone is said here all
+the same.
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import socket
 import threading
@@ -24,6 +23,9 @@ import msgspec
 
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
+from service.fleet.transfer.movers.desk import MoverDesk, MoverNews
+from service.fleet.transfer.movers.mover import MoverKind
+from service.fleet.transfer.open_memory import KEY_BYTES, OpenMemory
 from service.fleet.transfer.tcp_addresses import Address, Door, SilentAddresses
 from service.fleet.transfer.tcp_frames import (
     ACK,
@@ -39,7 +41,6 @@ from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEv
 from telemetry.facts.clock import Clock, MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
-KEY_BYTES = 16
 MOST_PROVED = 256
 """Connections that others have opened and proved: fewer engines have one compute for them."""
 MOST_UNPROVED = 64
@@ -66,7 +67,8 @@ class _Write:
 class TcpEndpoint:
     """One engine; implements `KvTransport`, `MessageLink` and `tcp_session.Owner`. Its memory is
     opened by `memory_key`. `wake` is called, in any thread, when `receive`, `poll` or `take_news`
-    have something. Without `listen` nobody connects to it."""
+    have something. Without `listen` nobody connects to it. Blocks go by `mover` where the peer has
+    the same."""
 
     def __init__(
         self,
@@ -79,11 +81,11 @@ class TcpEndpoint:
         wake: Callable[[], None] = lambda: None,
         patience: LinkPatience | None = None,
         clock: Clock | None = None,
+        mover: MoverKind | None = None,
     ) -> None:
         """Raises OSError if the address cannot be had."""
-        assert len(memory_key) == KEY_BYTES, len(memory_key)
         self._name, self._key, self._wake = name, key, wake
-        self._memory, self._memory_key, self._may_write = memory, memory_key, may_write
+        self._memory = OpenMemory(memory, memory_key, may_write)
         self._patience = patience or LinkPatience()
         self._lock = threading.Lock()
         self._came: deque[tuple[LinkEvent, int]] = deque()
@@ -93,16 +95,25 @@ class TcpEndpoint:
         self._unproved: dict[PeerId, TcpSession] = {}  # of others, oldest first
         self._guests: set[PeerId] = set()  # proved, of others
         self._by_address: dict[Address, TcpSession] = {}
-        self._silent = SilentAddresses(clock or MonotonicClock())
+        clock = clock or MonotonicClock()
+        self._silent = SilentAddresses(clock)
         self._names: dict[PeerId, str] = {}
         self._writes: dict[int, _Write] = {}
         self._fences: set[int] = set()
         self._tickets = self._staged_bytes = self._waiting_bytes = 0
         self._is_closed = False
-        self.refused_writes = self.staging_full = 0
+        self._movers = MoverDesk(
+            mover, self._memory, self._patience, clock, self._acknowledged, wake
+        )
+        self.staging_full = 0
         self.strangers: Counter[KvLinkEnd] = Counter()
         self._door = None if listen is None else Door(listen, self._let_in, self._missed)
         self.address = None if self._door is None else self._door.address
+
+    @property
+    def refused_writes(self) -> int:
+        """Blocks that came and were not to be written."""
+        return self._memory.refused
 
     def peer_at(self, address: Address) -> PeerId:
         """The engine that listens there, by a connection that is there or is being made; PeerGone
@@ -149,6 +160,10 @@ class TcpEndpoint:
         """Connections that were proved or have ended since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
+    def take_ways(self) -> list[MoverNews]:
+        """By which way blocks of a connection go, where that was agreed since the last call."""
+        return self._movers.take_news()
+
     def take_strangers(self) -> Counter[KvLinkEnd]:
         """Connections since the last call that proved nothing."""
         with self._lock:
@@ -176,7 +191,9 @@ class TcpEndpoint:
                 self._finish(ticket, write)
                 return ticket
         for block, content in zip(targets, data, strict=True):
-            session.enqueue(Kind.WRITE, WRITE.pack(memory, epoch, ticket, block), content)
+            place = WRITE.pack(memory, epoch, ticket, block)
+            if not self._movers.put(session, place, content):
+                session.enqueue(Kind.WRITE, place, content)
         return ticket
 
     def fence(self, epoch: int) -> None:
@@ -192,10 +209,12 @@ class TcpEndpoint:
             self._door.close()
         for session in sessions:
             session.end(KvLinkEnd.SHUT_DOWN)
+        self._movers.close()
 
     # What sessions tell, in their threads
 
     def proved(self, session: TcpSession, peer: str) -> None:
+        is_ours = True
         with self._lock:
             if self._unproved.pop(session.peer, None) is not None:  # another engine opened it
                 if len(self._guests) >= MOST_PROVED:
@@ -204,8 +223,11 @@ class TcpEndpoint:
                 session.peer = PeerId(peer, session.peer.incarnation)
                 self._sessions[session.peer] = session
                 self._guests.add(session.peer)
+                is_ours = False
             self._names[session.peer] = peer
         self._news.append((peer, None))
+        if is_ours:
+            self._movers.proved(session)
         self._wake()
 
     def took(self, session: TcpSession, kind: Kind, body: memoryview) -> None:
@@ -219,14 +241,19 @@ class TcpEndpoint:
                     self._came.append((arrived, len(body)))
                 self._wake()
             case Kind.WRITE:
-                session.enqueue(Kind.ACK, self._land(body))
+                place, data = body[: WRITE.size], body[WRITE.size :]
+                ok = self._memory.land(place, data)
+                session.enqueue(Kind.ACK, ACK.pack(WRITE.unpack(place)[2], ok))
             case Kind.ACK:
                 self._acknowledged(session, *ACK.unpack(body))
             case Kind.PING:
                 pass
+            case _:
+                self._movers.took(session, kind, body)
 
     def ended(self, session: TcpSession) -> None:
         assert session.why is not None
+        self._movers.ended(session)
         with self._lock:
             self._sessions.pop(session.peer, None)
             self._unproved.pop(session.peer, None)
@@ -288,24 +315,6 @@ class TcpEndpoint:
                 del self._sessions[peer], self._unproved[peer]
             connection.close()
             raise
-
-    def _land(self, body: memoryview) -> bytes:
-        """Write a block if it may be written; gives the acknowledgement."""
-        memory_key, epoch, ticket, block = WRITE.unpack_from(body)
-        memory, data = self._memory, body[WRITE.size :]
-        ok = (
-            memory is not None
-            and hmac.compare_digest(memory_key, self._memory_key)
-            and len(data) == memory.block_bytes
-            and 0 <= block < memory.blocks
-            and self._may_write(epoch, block)
-        )
-        if ok:
-            assert memory is not None
-            memory.write(block, data)
-        else:
-            self.refused_writes += 1
-        return ACK.pack(ticket, ok)
 
     def _acknowledged(self, session: TcpSession, ticket: int, ok: int) -> None:
         with self._lock:

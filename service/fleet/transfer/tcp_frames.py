@@ -41,6 +41,11 @@ class Kind(IntEnum):
     WRITE = 3
     ACK = 4
     PING = 5
+    LANDING = 6  # the rest is said in movers/mover_frames.py
+    MOVES = 7
+    MOVING = 8
+    LANDED = 9
+    TAKEN = 10
 
 
 _KINDS = frozenset(Kind)

@@ -7,6 +7,7 @@ the peer is written into this engine's memory any more; only then is the peer sa
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 import threading
@@ -30,13 +31,15 @@ _ENDS = (OSError, LinkError, Forged, msgspec.MsgspecError, struct.error, Runtime
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPatience:
     """How long a peer may take to prove itself, may be silent, and until this end says something;
-    how many bytes of blocks may be on their way, and of messages wait to be read."""
+    how many bytes of blocks may be on their way, and of messages wait to be read; how large the
+    memory is that a mover has at each end of a connection."""
 
     proof_s: float = 5.0
     silent_s: float = 5.0
     ping_s: float = 1.0
     staging_bytes: int = 256 << 20
     waiting_bytes: int = 64 << 20
+    region_bytes: int = 16 << 20
 
 
 class Owner(Protocol):
@@ -56,16 +59,26 @@ class Owner(Protocol):
 
 
 class TcpSession:
-    """`why` says why it has ended; None while it has not."""
+    """`why` says why it has ended; None while it has not. `name` is the peer's, of its proof."""
 
     def __init__(self, peer: PeerId, owner: Owner, patience: LinkPatience) -> None:
         self.peer = peer
+        self.name = ""
         self.is_proven = False
         self.why: KvLinkEnd | None = None
         self._owner, self._patience = owner, patience
         self._connection: socket.socket | None = None
         self._frames: deque[tuple[Kind, tuple[bytes, ...]]] = deque()
         self._some = threading.Condition()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the connection goes over the loopback device; False when it has ended."""
+        try:
+            host: str = self._connection.getsockname()[0] if self._connection else ""
+            return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        except (OSError, ValueError):
+            return False
 
     def enqueue(self, kind: Kind, *parts: bytes) -> None:
         """Send a frame. A peer that does not read is given up."""
@@ -122,6 +135,7 @@ class TcpSession:
         finally:
             late.cancel()
         self.is_proven = True
+        self.name = sealed.peer
         connection.settimeout(self._patience.silent_s)
         self._owner.proved(self, sealed.peer)
         threading.Thread(

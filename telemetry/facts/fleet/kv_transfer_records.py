@@ -50,7 +50,17 @@ class KvLinkEnd(StrEnum):
     PROTOCOL = "protocol"  # another version
     TOO_MANY = "too_many"  # connections
     NO_RESOURCES = "no_resources"  # no descriptor, memory or thread for it
+    MOVER = "mover"  # blocks that another way than TCP carries did not arrive
     SHUT_DOWN = "shut_down"  # by this end, which stops
+
+
+class KvNoMover(StrEnum):
+    """Why blocks go over TCP, although one end or both have another way."""
+
+    DIFFERS = "differs"  # the other end has none, or another one
+    FAILED = "failed"  # it cannot be had, or nothing arrives by it
+    TOO_MANY = "too_many"  # connections that have it
+    TOO_LARGE = "too_large"  # a block, for the memory of a connection
 
 
 class Way(StrEnum):
@@ -246,8 +256,18 @@ class KvLinkEnded(_Fact, frozen=True):
     count: int = 1
 
 
+class KvWayAgreed(_Fact, frozen=True):
+    """Blocks of a connection with the engine `engine` go by `mover`, or over TCP for the reason
+    `why`. There is none where this end wants nothing but TCP."""
+
+    at_ns: int
+    engine: str
+    mover: str
+    why: KvNoMover | None = None
+
+
 KvEngineFact = KvReserved | KvRefused | KvAdmitted | KvLost | KvHeld | KvReleased
-KvLinkFact = KvLinkOpened | KvLinkEnded
+KvLinkFact = KvLinkOpened | KvLinkEnded | KvWayAgreed
 KvTransferFact = (
     KvEngineFact
     | KvRequested
