@@ -1,0 +1,1 @@
+"""Blocks that go another way than the connection of two engines."""
