@@ -22,6 +22,7 @@ from service.device.weights.dummy import DummyWeights
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
+from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
 from telemetry.facts.fleet.kv_transfer_records import (
@@ -94,12 +95,14 @@ def formats(request: pytest.FixtureRequest) -> Formats:
     return Formats(request.param)
 
 
-@pytest.fixture(params=["in_process", "tcp"])
+@pytest.fixture(params=["in_process", "tcp", "nixl"])
 def over(request: pytest.FixtureRequest, formats: Formats) -> str:
-    """Each format in a process, and the narrowest over TCP too."""
+    """Each format in a process, and the narrowest over TCP and by NIXL too."""
     found: str = request.param
-    if found == "tcp" and formats.name != "native-int8":
-        pytest.skip("bytes are bytes: one format over TCP")
+    if found != "in_process" and formats.name != "native-int8":
+        pytest.skip("bytes are bytes: one format from process to process")
+    if found == "nixl" and not is_installed():
+        pytest.skip(NOT_INSTALLED)
     return found
 
 
