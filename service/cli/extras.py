@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from service.config.fleet_settings import KvTransportName
 from service.config.settings import ConfigError
+from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed
 
 _SERVE = (
     "gguf",
@@ -25,3 +27,9 @@ def require_serve() -> None:
         raise ConfigError(
             f"an engine of our own needs {', '.join(missing)}: pip install 'phasescope[serve]'"
         )
+
+
+def require_transport(name: KvTransportName) -> None:
+    """Raises ConfigError where what carries KV is not installed: before a model is loaded."""
+    if name == "nixl" and not is_installed():
+        raise ConfigError(f"--kv-transport {name}: {NOT_INSTALLED}")

@@ -4,7 +4,6 @@
 - `wire`: the frames between a gateway and an engine node.
 - `membership`: which engines there are.
 - `ray_serve`: gateways and engines that Ray Serve places and starts again.
-- `transfer`: KV blocks from the engine that computes a prompt to the one that decodes it.
-
-Bytes of the KV cache are the work of others: NIXL.
+- `transfer`: KV blocks from the engine that computes a prompt to the one that decodes it; over TCP
+  or by NIXL.
 """

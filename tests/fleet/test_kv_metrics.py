@@ -12,6 +12,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvLinkEnded,
     KvLinkOpened,
     KvLost,
+    KvNoMover,
     KvPromptTaken,
     KvReleased,
     KvReserved,
@@ -19,6 +20,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvSplitChosen,
     KvStagingFull,
     KvVerified,
+    KvWayAgreed,
     RemoteParts,
     Way,
 )
@@ -97,12 +99,18 @@ def test_a_prompt_is_counted_where_it_is_computed_until_its_engine_ends() -> Non
     metrics.take([SequenceEnded(2, 4 * MS, 0, EndReason.DISCONNECT, 0, 0)])
     assert values(metrics, catalog.HELD) == {"": 2}
     metrics.take([KvLinkOpened(0, "d"), KvLinkEnded(5, "", KvLinkEnd.WRONG_KEY, 3)])
+    metrics.take([KvWayAgreed(1, "d", "nixl"), KvWayAgreed(2, "e", "nixl", KvNoMover.DIFFERS)])
     metrics.take([KvStagingFull(5, 2), EngineDied(6, None, "", 0)])
 
     assert values(metrics, catalog.HELD) == {}
     assert values(metrics, catalog.PROMPTS) == {"computed": 1, "disconnect": 1}
     assert values(metrics, catalog.BYTES) == {"sent": 600}
-    assert values(metrics, catalog.LINKS) == {"opened": 1, "wrong_key": 3}
+    assert values(metrics, catalog.LINKS) == {
+        "opened": 1,
+        "wrong_key": 3,
+        "over_nixl": 1,
+        "over_tcp": 1,
+    }
     assert values(metrics, catalog.STAGING_FULL) == {"": 2}
     assert metrics.rates.bytes_per_ns == 600 / (2 * MS)
 

@@ -45,6 +45,7 @@ _SLOWLY = (
 SLOW = {
     "test_e2e_fleet.py::": "test_fleet_world.py::",
     "test_e2e_disaggregated.py::": "test_real_transfer.py::",
+    "test_e2e_nixl.py::": "test_real_transfer.py::",
     "test_shifted_clock.py::": "test_real_clocks.py::",
     f"{_REPEATED}[depth-1]": f"{_REPEATED}[depth-2]",
     f"{_FITTED}[depth-1]": f"{_FITTED}[depth-2]",

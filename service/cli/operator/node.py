@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from service.cli.extras import require_serve
+from service.cli.extras import require_serve, require_transport
 from service.cli.serve import EXIT_CONFIG, find_model, print_line
 from service.cli.settings_flags import add_settings, checked_node, resolved_node
 from service.config.settings import ConfigError
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     require_serve()
     resolution = resolved_node(args)
     config = checked_node(resolution)
+    require_transport(config.node.kv_transport)
     say = set_up_logging(config.logs.format, print_line)
     try:
         model = find_model(resolution, config.recorder, say)

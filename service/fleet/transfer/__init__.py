@@ -7,4 +7,6 @@ split, remote_parts     pure: which way is cheaper; where the time of the prefil
 digests, epochs, seals  what finds a flipped bit; numbers that are used once; what a seal may say
 *_driver                carry out what a side wants, beside the loop of an engine
 transport               what moves bytes and messages; in_process and tcp do
+movers                  what moves bytes of blocks beside a connection of tcp: NIXL
+open_memory             which block may be written by whom, however it came
 """

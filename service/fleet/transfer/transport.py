@@ -2,13 +2,12 @@
 
 A transport moves bytes and knows no protocol. What it promises, and what everything else rests on:
 
-- `Written` with `ok`: the bytes are in the peer's memory, and that write lands never again.
+- `Written` with `ok`: the bytes are in the peer's cache, and that write lands never again.
 - `FenceEnded`: no write of that transfer is on its way. A write that cannot be finished is failed
   first, with whatever that takes (a connection that is closed).
 - `PeerGone`: no write of that incarnation lands any more, nor does a message of it come.
 
-It does not promise that what arrives is what was sent: digests say that. NIXL and Mooncake fit
-behind it (register memory, write, poll) and are not built.
+It does not promise that what arrives is what was sent: digests say that.
 """
 
 from __future__ import annotations

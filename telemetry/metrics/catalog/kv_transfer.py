@@ -61,7 +61,8 @@ STAGING_FULL = Metric(
 LINKS = Metric(
     "phasescope_kv_links",
     Kind.COUNTER,
-    "Number of connections with other engines, by what happened: opened, or why they ended.",
+    "Number of connections with other engines, by what happened: opened, or why they ended; and of "
+    "those of an engine with --kv-transport: over_ and what carries their blocks.",
     ("event",),
 )
 SPLITS = Metric(

@@ -1,5 +1,5 @@
-"""What a peer says of its mover is checked: bytes that are nothing, frames out of turn, numbers of
-slots that are none, and metadata that NIXL has not made."""
+"""What a peer says of its mover is checked: bytes that are nothing, frames out of turn, and numbers
+of slots that are none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.fleet.transfer.messages import PeerId
 from service.fleet.transfer.movers.desk import MoverDesk
-from service.fleet.transfer.movers.mover import MOST_METADATA_BYTES, MoverError
+from service.fleet.transfer.movers.mover import MOST_METADATA_BYTES
 from service.fleet.transfer.movers.mover_frames import (
     MOVING,
     SLOT,
@@ -25,8 +25,6 @@ from service.fleet.transfer.movers.mover_frames import (
     landing_of,
     moves_of,
 )
-from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed, nixl_kind
-from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.open_memory import OpenMemory
 from service.fleet.transfer.tcp_frames import WRITE, Kind, LinkError
 from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
@@ -197,52 +195,6 @@ def test_an_address_that_is_not_the_peer_s_is_not_written_to() -> None:
     kind, (body,) = sending.session._frames[0]
     assert (kind, moves_of(memoryview(body)).why) == (Kind.MOVES, KvNoMover.FAILED)
     assert sending.kind.begun == 0
-
-
-@pytest.mark.skipif(not is_installed(), reason=NOT_INSTALLED)
-def test_metadata_that_nixl_has_not_made_is_refused_and_the_mover_goes_on() -> None:
-    kind, region = nixl_kind(), Region(1 << 16)
-    mover = kind.open(region, True)
-    for made_up in (b"", b"\0" * 40, mover.metadata[:-20], mover.metadata, bytes(range(256))):
-        with pytest.raises(MoverError):
-            mover.connect(made_up)
-    other_region = Region(1 << 16)
-    other = kind.open(other_region, True)
-    mover.connect(other.metadata)
-    with pytest.raises(MoverError):  # memory that the peer has not registered
-        mover.begin(0, region.address, 64)
-    region.view(0, 4)[:] = b"last"
-    mover.begin(0, other_region.address, 4)
-    ended: list[tuple[int, bool]] = []
-    while not ended:
-        other.progress()
-        ended = mover.progress()
-
-    assert [ok for _, ok in ended] == [True]
-    assert bytes(other_region.view(0, 4)) == b"last"
-    mover.close()
-    other.close()
-
-
-def test_memory_of_a_connection_that_ended_is_given_back_and_its_addresses_are_not() -> None:
-    region = Region(1 << 20)
-    region.view(0, 4)[:] = b"held"
-    address = region.address
-    region.retire()
-    region.retire()
-    others = [Region(1 << 20) for _ in range(8)]
-
-    assert all(one.address != address for one in others)
-    assert not bytes(others[0].view(0, 4)).strip(b"\0")
-    with open("/proc/self/maps", encoding="ascii") as maps:
-        spans = [line.split()[:2] for line in maps]
-    held = [
-        rights
-        for span, rights in spans
-        for begin, end in [[int(edge, 16) for edge in span.split("-")]]
-        if begin <= address < end
-    ]
-    assert [rights[:2] for rights in held] == ["--"]
 
 
 def test_patience_bounds_what_all_connections_have_together() -> None:
