@@ -208,12 +208,7 @@ class MoverDesk:
         with self._lock:
             if len(self._threads) >= self.most:
                 return False
+            thread.start()
             self._threads.add(thread)
             self._ends[session] = end
-        try:
-            thread.start()
-        except RuntimeError:
-            with self._lock:
-                self._threads.discard(thread)
-            raise
         return True

@@ -11,7 +11,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from service.fleet.transfer.movers.mover import BlockMover, MoverError, MoverKind
+from service.fleet.transfer.movers.mover import (
+    MOST_METADATA_BYTES,
+    BlockMover,
+    MoverError,
+    MoverKind,
+)
 from service.fleet.transfer.movers.mover_frames import MOST_SLOTS, Landing, Moves, encoded
 from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.movers.sender import IDLE_S, POLL_S, Over
@@ -94,8 +99,10 @@ class BlockReceiver:
             region = Region(self._slots * self._slot_bytes)
             mover = self._kind.open(region, self._session.is_loopback)
             self._offer(mover, region)
-            while not self._is_over:
+            while True:
                 with self._some:
+                    if self._is_over:
+                        break
                     self._some.wait(POLL_S if self._is_awaited() else IDLE_S)
                 mover.progress()
         except (MoverError, OSError) as error:
@@ -109,6 +116,8 @@ class BlockReceiver:
                 region.retire()
 
     def _offer(self, mover: BlockMover, region: Region) -> None:
+        if len(mover.metadata) > MOST_METADATA_BYTES:
+            raise MoverError(f"{len(mover.metadata)} bytes of metadata, which no peer takes")
         kind, size = self._kind.name, self._slot_bytes
         landing = Landing(kind, mover.metadata, region.address, size, self._slots)
         with self._some:

@@ -136,7 +136,7 @@ class BlockSender:
         """Until it is stopped. Raises MoverError if writes fail, or none ends for too long."""
         while True:
             with self._some:
-                if not (self._waiting and self._free):
+                if not self._is_over and not (self._waiting and self._free):
                     self._some.wait(POLL_S if self._on_way else IDLE_S)
                 if self._is_over:
                     return
