@@ -24,8 +24,9 @@ from service.fleet.transfer.movers.region import Region
 _MODULES = ("nixl_cu12", "nixl_cu13")
 """Either moves memory of the host and needs no CUDA for it."""
 _DEFAULTS = {
-    "NIXL_LOG_LEVEL": "WARN",  # it writes to the standard output otherwise
+    "NIXL_LOG_LEVEL": "WARN",  # informs otherwise, on the standard output
     "UCX_LOG_LEVEL": "error",
+    "UCX_LOG_FILE": "stderr",  # as our own log
     "UCX_HANDLE_ERRORS": "none",  # a crash is `faulthandler`'s, whose stacks are of Python too
 }
 NOT_INSTALLED = "NIXL is not installed: pip install 'phasescope[nixl]'"
