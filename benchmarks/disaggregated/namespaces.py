@@ -6,7 +6,7 @@ answered, and how much of a transfer is not hidden?
 Each engine serves the default model with one thread on a core of its own, in a network namespace of
 its own; a veth pair between them passes 1 Gbit/s in each direction (tc, TBF). The gateway and the
 clients are beside the prefill engine, before which they have the processor: as if each engine had a
-machine. Streams run on the decode engine in blocks, twice in the order without, with, with,
+machine. Streams run on the decode engine in blocks, six times in the order without, with, with,
 without. With: prompts of 1,500 tokens come meanwhile, one after the other, and each is computed by
 the other engine. Gaps between tokens are what the clients see.
 """
@@ -41,7 +41,7 @@ ADDRESSES = {"prefill": "10.77.0.1", "decode": "10.77.0.2"}
 CORES = {"prefill": "0", "decode": "1"}
 RATE = "1gbit"
 STREAMS, STREAM_TOKENS, LONG_TOKENS = 4, 260, 1_500
-ORDER = 2 * ("without", "with", "with", "without")
+ORDER = 6 * ("without", "with", "with", "without")
 ITL_TIMES, EXPOSED_SHARE = 1.3, 0.15
 INSIDE = "PHASESCOPE_INSIDE_NAMESPACE"
 ENGINE = (
