@@ -211,11 +211,12 @@ def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--costs", type=Path, default=COSTS, help="what `real` has written")
+    parser.add_argument("--only", default="", help="mixes whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
     found: list[dict[str, Any]] = []
-    for mix in MIXES:
+    for mix in (one for one in MIXES if chosen.only in one.name):
         ratios = range(1, ENGINES)
         apart = {n: goodput(mix, cost, Layout(n)) for n in ratios}
         ruled = [Layout(n, paced=True, by_rule=True) for n in ratios]
