@@ -166,7 +166,13 @@ def result() -> Result:
 
 
 def keep(result: Result) -> None:
-    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    """A line for each piece and each time."""
+    lists = (
+        f'"{name}": [\n' + ",\n".join(msgspec.json.encode(one).decode() for one in found) + "\n]"
+        for name, found in (("pieces", result.pieces), ("decisions", result.decisions))
+    )
+    about = f'"machine": {msgspec.json.encode(result.machine).decode()}'
+    RESULT.write_text("{\n" + ",\n".join((about, *lists)) + "\n}\n")
 
 
 def table(pieces: list[Piece]) -> str:
