@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lab.fleet.disaggregated.scenario import STATES, Fault, scenario_of
 from lab.fleet.disaggregated.world import World
 from lab.simulation.evidence import InvariantViolated
 
+SAY_EVERY_S = 5.0
 RESULTS = Path(__file__).parents[1] / "results" / "disaggregated_worlds.json"
 
 
@@ -31,7 +33,11 @@ def main() -> int:
     ends: Counter[str] = Counter()
     struck: Counter[str] = Counter()
     totals: Counter[str] = Counter()
+    said_s = time.monotonic()
     for seed in range(chosen.first, chosen.first + chosen.count):
+        if time.monotonic() - said_s > SAY_EVERY_S:
+            said_s = time.monotonic()
+            print(f"{seed - chosen.first} of {chosen.count} worlds", file=sys.stderr, flush=True)
         try:
             report = World(scenario_of(seed)).run()
         except InvariantViolated as error:
