@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import pytest
 
@@ -24,9 +22,9 @@ from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
+from tests.fleet.waiting import until
 from tests.support.servers.bit_flipper import BitFlipper
 
-T = TypeVar("T")
 KEY, MEMORY_KEY = b"the key of the fleet", bytes(range(KEY_BYTES))
 PATIENCE = LinkPatience(proof_s=2.0, silent_s=30.0)
 EPOCH = 9
@@ -73,17 +71,6 @@ def two() -> Iterator[Two]:
     yield found
     found.one.close()
     found.other.close()
-
-
-def until(find: Callable[[], list[T]], count: int = 1) -> list[T]:
-    """What comes, when `count` are there."""
-    found: list[T] = []
-    for _ in range(3_000_000):
-        found += find()
-        if len(found) >= count:
-            return found
-        os.sched_yield()
-    raise AssertionError(f"only {found} came")
 
 
 def test_blocks_arrive_and_are_acknowledged(two: Two) -> None:

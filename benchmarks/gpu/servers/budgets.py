@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.contract.client import now_ns
 from benchmarks.contract.common import Server, percentile
 from benchmarks.gpu.counters import about
-from benchmarks.gpu.servers.offload import Answer, ask, prompt_of
+from benchmarks.gpu.servers.clients import Answer, ask, gaps_ms, in_background, prompt_of, stream
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_budgets.json"
 DEFAULT = "auto"
@@ -49,16 +49,6 @@ LOADS = {
 }
 
 
-async def stream(port: int, name: str, load: Load, answers: list[Answer]) -> None:
-    """Texts one after the other, until cancelled."""
-    number = 0
-    while True:
-        number += 1
-        answers.append(answer := Answer(now_ns()))
-        prompt = prompt_of(f"{name} {number}", load.stream_prompt)
-        await ask(port, prompt, load.stream_tokens, answer)
-
-
 async def prompts(port: int, load: Load) -> list[Answer]:
     """The long ones in open loop, until the last has its first token or a minute is over."""
     tasks: list[asyncio.Task[None]] = []
@@ -80,21 +70,15 @@ async def one_server(model: str, device: str, budget: str) -> dict[str, Any]:
     flags += [] if budget == DEFAULT else ["--max-batched-tokens", budget]
     async with Server(*flags) as server:
         answers: list[Answer] = []
-        tasks = [
-            asyncio.create_task(stream(server.port, f"stream {number}", load, answers))
+        streams = [
+            stream(server.port, f"s {number}", load.stream_prompt, load.stream_tokens, answers)
             for number in range(load.streams)
         ]
-        try:
+        async with in_background(*streams):
             await asyncio.sleep(load.warm_up_s)
             begin_ns = now_ns()
             long = await prompts(server.port, load)
             end_ns = now_ns()
-            if any(task.done() for task in tasks):
-                raise ValueError("a stream broke off")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         flagged = list(server.flags)
     return {"budget": budget, "flags": flagged, **figures(answers, long, begin_ns, end_ns)}
 
@@ -103,12 +87,7 @@ def figures(
     streams: list[Answer], long: list[Answer], begin_ns: int, end_ns: int
 ) -> dict[str, float | None]:
     """Of what came between `begin_ns` and `end_ns`; times in ms."""
-    gaps = [
-        gap
-        for one in streams
-        for at_ns, gap in zip(one.at_ns[1:], one.gaps_ms, strict=True)
-        if begin_ns <= at_ns < end_ns
-    ]
+    gaps = gaps_ms(streams, begin_ns, end_ns)
     ttfts = [one.ttft_ms for one in long]
     return {
         "itl_p50_ms": percentile(gaps, 0.5),

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contract.client import COMPLETIONS, Exchange, completion, now_ns
+from benchmarks.contract.client import Exchange, now_ns
 from benchmarks.contract.common import Server, percentile
 from benchmarks.gpu.counters import about
+from benchmarks.gpu.servers.clients import Answer, ask, gaps_ms, in_background, prompt_of, stream
 from benchmarks.machine import spread
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_offload.json"
@@ -52,52 +51,6 @@ SIZES = {
     "cuda": Sizes(4000, 8_192, "8GiB", "768MiB", "8GiB"),
     "cpu": Sizes(400, 2_048, "64MiB", "1MiB", "64MiB"),
 }
-
-
-@dataclass
-class Answer:
-    """One prompt's text, as token ids, with the times of its pieces."""
-
-    sent_ns: int
-    text: list[int] = field(default_factory=list)
-    at_ns: list[int] = field(default_factory=list)
-
-    @property
-    def ttft_ms(self) -> float:
-        return (self.at_ns[0] - self.sent_ns) / 1e6
-
-    @property
-    def gaps_ms(self) -> list[float]:
-        pairs = zip(self.at_ns, self.at_ns[1:], strict=False)
-        return [(later - earlier) / 1e6 for earlier, later in pairs]
-
-
-def prompt_of(name: str, tokens: int) -> list[int]:
-    """Token ids that no other name begins with, of any dummy vocabulary."""
-    draw = random.Random(name)
-    return [draw.randrange(5, 500) for _ in range(tokens)]
-
-
-async def ask(port: int, prompt: list[int], tokens: int, answer: Answer) -> None:
-    """Fill `answer` as the stream comes. Raises ValueError for an error of the server."""
-    body = completion(prompt, tokens, return_token_ids=True)
-    body.pop("logprobs")  # for them the GPU would wait for the host
-    exchange = await Exchange.begin(port, "POST", COMPLETIONS, body)
-    try:
-        if (status := await exchange.head()) != 200:
-            raise ValueError(f"the server answered {status}")
-        async for event in exchange.events():
-            if event == b"[DONE]":
-                return
-            chunk = json.loads(event)
-            if "error" in chunk:
-                raise ValueError(chunk["error"])
-            for choice in chunk["choices"]:
-                if choice.get("token_ids"):
-                    answer.text += choice["token_ids"]
-                    answer.at_ns.append(now_ns())
-    finally:
-        exchange.leave()
 
 
 async def counters(port: int) -> dict[str, float]:
@@ -139,23 +92,16 @@ async def rounds_of(server: Server, sizes: Sizes, rounds: int) -> list[list[Answ
 
 async def beside_a_stream(server: Server, sizes: Sizes) -> dict[str, float | None]:
     """Gaps of a stream while a round of prompts is answered, and before."""
-    stream = Answer(now_ns())
+    answers: list[Answer] = []
     most = sizes.max_model_tokens - 200
-    task = asyncio.create_task(ask(server.port, prompt_of("stream", 64), most, stream))
-    try:
+    async with in_background(stream(server.port, "stream", 64, most, answers)):
+        alone_ns = now_ns()
         await asyncio.sleep(1.0)
-        alone_ms = stream.gaps_ms
         begin_ns = now_ns()
         await one_round(server.port, sizes)
         end_ns = now_ns()
-        if task.done():
-            raise ValueError("the stream ended before the prompts did")
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    ends = zip(stream.at_ns[1:], stream.gaps_ms, strict=True)
-    beside_ms = [gap for at_ns, gap in ends if begin_ns <= at_ns < end_ns]
+    alone_ms = gaps_ms(answers, alone_ns, begin_ns)
+    beside_ms = gaps_ms(answers, begin_ns, end_ns)
     return {
         "alone_itl_p50_ms": percentile(alone_ms, 0.5),
         "beside_itl_p50_ms": percentile(beside_ms, 0.5),

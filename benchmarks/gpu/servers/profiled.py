@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.contract.client import now_ns
 from benchmarks.contract.common import Server, percentile
 from benchmarks.gpu.counters import about
-from benchmarks.gpu.servers.offload import Answer, ask, prompt_of
+from benchmarks.gpu.servers.clients import Answer, ask, gaps_ms, in_background, prompt_of, stream
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_profile.json"
 STREAMS, PROMPT_TOKENS, STREAM_TOKENS = 8, 64, 1_900
@@ -70,20 +70,12 @@ def told(trace: dict[str, Any], device: str) -> dict[str, Any]:
     }
 
 
-async def stream(port: int, name: str, answers: list[Answer]) -> None:
-    """Long texts one after the other, until cancelled."""
-    while True:
-        answers.append(Answer(now_ns()))
-        prompt = prompt_of(f"{name} {len(answers)}", PROMPT_TOKENS)
-        await ask(port, prompt, STREAM_TOKENS, answers[-1])
-
-
 async def prompts_meanwhile(port: int) -> None:
     """Prompts one after the other, as text and as ids, until cancelled."""
     number = 0
     while True:
         number += 1
-        prompt: Any = f"{number} {MARK}" if number % 2 else prompt_of(f"more {number}", 500)
+        prompt = f"{number} {MARK}" if number % 2 else prompt_of(f"more {number}", 500)
         await ask(port, prompt, 4, Answer(now_ns()))
 
 
@@ -92,46 +84,35 @@ async def measure(model: str, device: str) -> dict[str, Any]:
     flags = ["--model", model, "--device", device, "--kv-memory", memory, "--max-model-len", "2048"]
     async with Server(*flags) as server:
         answers: list[Answer] = []
-        tasks = [
-            asyncio.create_task(stream(server.port, f"stream {number}", answers))
+        streams = [
+            stream(server.port, f"stream {number}", PROMPT_TOKENS, STREAM_TOKENS, answers)
             for number in range(STREAMS)
         ]
-        found: dict[str, Any] = {"flags": list(server.flags)}
-        try:
+        async with in_background(*streams):
             await asyncio.sleep(1.0)
-            with tempfile.TemporaryDirectory() as folder:
-                for name in ("decodes", "decodes and prompts"):
-                    if name != "decodes":
-                        tasks.append(asyncio.create_task(prompts_meanwhile(server.port)))
-                        await asyncio.sleep(0.2)
-                    begin_ns = now_ns()
-                    path = Path(folder) / f"{name}.json.gz"
-                    await profile(server.port, path)
-                    end_ns = now_ns()
-                    trace = json.loads(gzip.decompress(path.read_bytes()))
-                    found[name] = {
-                        **told(trace, device),
-                        "file_bytes": path.stat().st_size,
-                        "took_s": (end_ns - begin_ns) / 1e9,
-                        "gaps_meanwhile_ms": _gaps(answers, begin_ns, end_ns),
-                    }
-                    if any(task.done() for task in tasks):
-                        raise ValueError("a stream broke off")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+            decodes = await one_profile(server.port, device, answers)
+            async with in_background(prompts_meanwhile(server.port)):
+                await asyncio.sleep(0.2)
+                mixed = await one_profile(server.port, device, answers)
+        flagged = list(server.flags)
+    return {"flags": flagged, "decodes": decodes, "decodes and prompts": mixed}
 
 
-def _gaps(answers: list[Answer], begin_ns: int, end_ns: int) -> dict[str, float | None]:
-    gaps = [
-        gap
-        for one in answers
-        for at_ns, gap in zip(one.at_ns[1:], one.gaps_ms, strict=True)
-        if begin_ns <= at_ns < end_ns
-    ]
-    return {"p50": percentile(gaps, 0.5), "max": max(gaps, default=None)}
+async def one_profile(port: int, device: str, answers: list[Answer]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        begin_ns = now_ns()
+        await profile(port, path)
+        end_ns = now_ns()
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        size = path.stat().st_size
+    gaps = gaps_ms(answers, begin_ns, end_ns)
+    return {
+        **told(trace, device),
+        "file_bytes": size,
+        "took_s": (end_ns - begin_ns) / 1e9,
+        "gaps_meanwhile_ms": {"p50": percentile(gaps, 0.5), "max": max(gaps, default=None)},
+    }
 
 
 def is_right(one: dict[str, Any]) -> bool:

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contract.client import COMPLETIONS, Body, Exchange, completion, now_ns, prompt_ids
+from benchmarks.contract.client import Body, completion, now_ns, prompt_ids
 from benchmarks.contract.common import Server, percentile
 from benchmarks.gpu.counters import about
+from benchmarks.gpu.servers.clients import chunks
 from benchmarks.machine import spread
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "gpu_sampled.json"
@@ -69,23 +70,11 @@ class Turn:
 
     async def _read(self, body: Body) -> int:
         """The tokens of all its choices, as the server counts them; 0: it did not say."""
-        exchange = await Exchange.begin(self._port, "POST", COMPLETIONS, body)
-        try:
-            if (status := await exchange.head()) != 200:
-                said = b"".join([piece async for piece in exchange.pieces()])
-                raise ValueError(f"{status} {said[:300].decode(errors='replace')}")
-            last_ns: dict[int, int] = {}
-            tokens = 0
-            async for event in exchange.events():
-                if event == b"[DONE]":
-                    break
-                chunk = json.loads(event)
-                if "error" in chunk:
-                    raise ValueError(chunk["error"])
-                self._take(chunk, last_ns)
-                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-        finally:
-            exchange.leave()
+        last_ns: dict[int, int] = {}
+        tokens = 0
+        async for chunk in chunks(self._port, body):
+            self._take(chunk, last_ns)
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         return tokens
 
     def _take(self, chunk: dict[str, Any], last_ns: dict[int, int]) -> None:

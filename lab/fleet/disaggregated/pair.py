@@ -172,3 +172,5 @@ def _agree(prefill: TcpEndpoint, decode: TcpEndpoint, mover: MoverKind | None) -
                 assert [why for _, why in said] == [None], said
                 break
             os.sched_yield()
+        else:
+            raise AssertionError("the two ends have not agreed on a way")

@@ -1,13 +1,11 @@
-"""Two endpoints whose blocks go by a mover, and what tests wait for."""
+"""Two endpoints whose blocks go by a mover."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from service.fleet.transfer.actions import Arrived
 from service.fleet.transfer.messages import Abort, PeerId
@@ -17,8 +15,8 @@ from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.tcp_session import LinkPatience
+from tests.fleet.waiting import until
 
-T = TypeVar("T")
 KEY, MEMORY_KEY = b"the key of the fleet", bytes(range(KEY_BYTES))
 EPOCH, BLOCK_BYTES, BLOCKS = 9, 4096, 40
 SLOTS = 4
@@ -105,19 +103,3 @@ def two_ends(
     finally:
         one.close()
         other.close()
-
-
-def until(find: Callable[[], list[T]], count: int = 1) -> list[T]:
-    """What comes, when `count` are there."""
-    found: list[T] = []
-    for _ in range(10_000_000):
-        found += find()
-        if len(found) >= count:
-            return found
-        os.sched_yield()
-    raise AssertionError(f"only {found} came")
-
-
-def becomes(true: Callable[[], bool]) -> None:
-    """Wait for it."""
-    until(lambda: [True] if true() else [])

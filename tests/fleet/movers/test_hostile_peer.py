@@ -30,17 +30,9 @@ from service.fleet.transfer.tcp_frames import WRITE, Kind, LinkError
 from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
-from tests.fleet.movers.moved import (
-    BLOCK_BYTES,
-    BLOCKS,
-    EPOCH,
-    MEMORY_KEY,
-    PATIENCE,
-    SLOTS,
-    Memory,
-    becomes,
-)
+from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, MEMORY_KEY, PATIENCE, SLOTS, Memory
 from tests.fleet.movers.plain_mover import PlainKind
+from tests.fleet.waiting import becomes
 
 TYPED = (LinkError, msgspec.MsgspecError, struct.error)
 """What ends a connection, and not its thread with a stack."""

@@ -21,11 +21,10 @@ from tests.fleet.movers.moved import (
     PATIENCE,
     SLOTS,
     Counted,
-    becomes,
     two_ends,
-    until,
 )
 from tests.fleet.movers.plain_mover import PlainKind
+from tests.fleet.waiting import becomes, until
 
 AGREED = (("other", None), ("one", None))
 

@@ -12,6 +12,7 @@ from service.config.setting import ConfigError
 from service.fleet.transfer.movers.mover import BlockMover, MoverError
 from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed, nixl_kind
 from service.fleet.transfer.movers.region import Region
+from tests.fleet.waiting import until
 
 with_nixl = pytest.mark.skipif(not is_installed(), reason=NOT_INSTALLED)
 _LISTENS = "0A"
@@ -38,10 +39,12 @@ def listening() -> dict[str, str]:
 
 def ends_of(mover: BlockMover, other: BlockMover) -> list[bool]:
     """Of the writes of the first, when one has ended."""
-    while True:
+
+    def ended() -> list[tuple[int, bool]]:
         other.progress()
-        if ended := mover.progress():
-            return [ok for _, ok in ended]
+        return mover.progress()
+
+    return [ok for _, ok in until(ended)]
 
 
 @with_nixl
@@ -89,10 +92,7 @@ def test_a_peer_that_was_closed_is_not_written_to() -> None:
     ended: list[tuple[int, bool]] = []
     try:
         mover.begin(0, region.address, 4)
-        for _ in range(1_000_000):
-            if ended := mover.progress():
-                break
-            os.sched_yield()
+        ended = until(mover.progress)
     except MoverError:
         ended = [(0, False)]
 

@@ -17,17 +17,9 @@ from service.fleet.transfer.messages import Abort
 from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed, nixl_kind
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.transport import TransportEvent, Written
-from tests.fleet.movers.moved import (
-    BLOCK_BYTES,
-    BLOCKS,
-    EPOCH,
-    KEY,
-    MEMORY_KEY,
-    Memory,
-    becomes,
-    until,
-)
+from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, KEY, MEMORY_KEY, Memory
 from tests.fleet.movers.peer_process import STOPPED
+from tests.fleet.waiting import becomes, until
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason=NOT_INSTALLED)
 OURS = [b"m" * BLOCK_BYTES] * BLOCKS
