@@ -2,9 +2,11 @@
 
     python -m tests.fleet.movers.peer_process receive PORT
     python -m tests.fleet.movers.peer_process send
+    python -m tests.fleet.movers.peer_process hold
 
 Writes one line for each thing that happens: `port N`, `ready`, `writing`, `failed`, `gone`, and at
-its end `writes N`, of which those after `gone` are `late N`. It ends when its input does.
+its end `writes N`, of which those after `gone` are `late N`. It ends when its input does. `hold`
+has memory and NIXL without a connection, and says where: `region ADDRESS METADATA`.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import select
 import sys
 
 from service.fleet.transfer.actions import Arrived, PeerGone
 from service.fleet.transfer.messages import Abort, PeerId
 from service.fleet.transfer.movers.nixl_mover import nixl_kind
+from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.tcp_session import LinkPatience
 from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, KEY, MEMORY_KEY, SLOTS, Memory
@@ -74,6 +78,17 @@ def send() -> None:
     end.close()
 
 
+def hold() -> None:
+    """Let writes arrive."""
+    region = Region(BLOCK_BYTES)
+    mover = nixl_kind().open(region, True)
+    say(f"region {region.address} {mover.metadata.hex()}")
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        mover.progress()
+        os.sched_yield()
+    mover.close()
+
+
 def _agree(end: TcpEndpoint) -> None:
     while not (said := end.take_ways()):
         os.sched_yield()
@@ -82,4 +97,10 @@ def _agree(end: TcpEndpoint) -> None:
 
 
 if __name__ == "__main__":
-    receive(int(sys.argv[2])) if sys.argv[1] == "receive" else send()
+    match sys.argv[1:]:
+        case ["receive", port]:
+            receive(int(port))
+        case ["send"]:
+            send()
+        case ["hold"]:
+            hold()

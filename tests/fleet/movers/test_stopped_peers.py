@@ -15,6 +15,7 @@ import pytest
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Abort
 from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed, nixl_kind
+from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.transport import TransportEvent, Written
 from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, KEY, MEMORY_KEY, Memory
@@ -22,6 +23,7 @@ from tests.fleet.movers.peer_process import STOPPED
 from tests.fleet.waiting import becomes, until
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason=NOT_INSTALLED)
+_TURNS = 2_000
 OURS = [b"m" * BLOCK_BYTES] * BLOCKS
 
 
@@ -140,6 +142,26 @@ def test_nothing_of_a_sender_that_was_lost_in_the_middle_reaches_the_cache_after
             write_all()
             assert (memory.content, memory.writes) == (OURS, before + BLOCKS)
     end.close()
+
+
+def test_nothing_is_written_into_a_process_that_stands_still() -> None:
+    """UCX has a way that asks nobody (cma); with it the second write would end."""
+    region = Region(BLOCK_BYTES)
+    mover = nixl_kind().open(region, True)
+    with peer_process("hold") as peer:
+        address, metadata = peer.says("region").split()
+        mover.connect(bytes.fromhex(metadata))
+        mover.begin(0, int(address), BLOCK_BYTES)
+        assert [ok for _, ok in until(mover.progress)] == [True]
+        peer.signal(signal.SIGSTOP)
+        mover.begin(0, int(address), BLOCK_BYTES)
+        ended = [mover.progress() for _ in range(_TURNS)]
+        peer.signal(signal.SIGCONT)
+
+        assert not any(ended)
+        assert [ok for _, ok in until(mover.progress)] == [True]
+        peer.finish()
+    mover.close()
 
 
 @contextmanager
