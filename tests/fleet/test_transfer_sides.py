@@ -361,6 +361,7 @@ def test_a_flipped_bit_changes_the_digest_of_its_block(place: int, bit: int, dat
     flipped[bit // 8] ^= 1 << bit % 8
 
     assert block_digest(place, data) != block_digest(place, bytes(flipped))
+    assert block_digest(place, data) != block_digest(place + 1, data)
 
 
 def test_blocks_that_changed_places_or_are_missing_are_corrupt() -> None:
