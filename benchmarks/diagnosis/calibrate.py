@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.diagnosis.twins import HEALTHY, live_through
+from benchmarks.diagnosis.virtual.twins import HEALTHY, live_through
 from benchmarks.machine import machine
 from diagnosis.thresholds import FITTED
 from diagnosis.verdicts.confidence import features_of

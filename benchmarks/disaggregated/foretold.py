@@ -45,7 +45,7 @@ from lab.fleet.world import FleetScenario
 from lab.simulation.sim_executor import FittedCost
 from service.engine.inbox import SetStepCost
 from service.fleet.routing.settings import RoutingSettings
-from telemetry.facts.fleet_records import SequenceSent, TokensReceived
+from telemetry.facts.fleet.sequence_records import SequenceSent, TokensReceived
 from telemetry.facts.records import Fact, RequestAccepted, SequenceSubmitted
 from tests.lab.fleet.recorded_fleet import ServedFleet
 

@@ -17,7 +17,7 @@ from lab.simulation.evidence import InvariantViolated
 from service.config.settings import ConfigError
 from service.fleet.routing.decided_again import NoRouter, decide_again
 from telemetry.facts.clock import Clock
-from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent
+from telemetry.facts.fleet.sequence_records import RemoteAdmitted, SequenceSent
 from telemetry.facts.records import Fact
 from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy

@@ -57,7 +57,7 @@ from telemetry.facts.fleet.routing_records import (
     RequestRouted,
     RouterStarted,
 )
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     RemoteAccounted,
     RemoteAdmitted,

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from telemetry.facts.fleet.routing_records import RequestRouted
-from telemetry.facts.fleet_records import SequenceSent
+from telemetry.facts.fleet.sequence_records import SequenceSent
 
 _KEPT = 65_536
 

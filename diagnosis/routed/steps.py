@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from diagnosis.routed.sequences import Sequence
 from telemetry.facts.engine_records import StepCostSet
-from telemetry.facts.fleet_records import TokensReceived
+from telemetry.facts.fleet.sequence_records import TokensReceived
 
 
 class EngineSteps:

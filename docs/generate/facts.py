@@ -15,7 +15,6 @@ from telemetry.facts import (
     autopilot_records,
     engine_records,
     engine_start,
-    fleet_records,
     host_records,
     reasons,
     records,
@@ -23,7 +22,7 @@ from telemetry.facts import (
     tool_records,
 )
 from telemetry.facts.base import FactStruct
-from telemetry.facts.fleet import kv_transfer_records, routing_records
+from telemetry.facts.fleet import kv_transfer_records, routing_records, sequence_records
 
 _HEAD = f"""# Facts
 
@@ -43,7 +42,7 @@ _GROUPS = {
     "Written by the engine about adapters": adapter_records,
     "Written by the gateway": records,
     "Written by the gateway, about calls of functions": tool_records,
-    "Written by the gateway, about engines on other machines": fleet_records,
+    "Written by the gateway, about engines on other machines": sequence_records,
     "About KV that goes from one engine to another": kv_transfer_records,
     "About the machine": host_records,
     "Written by the autopilot": autopilot_records,
@@ -54,7 +53,7 @@ _HOMES = (
     engine_records,
     step_parts,
     tool_records,
-    fleet_records,
+    sequence_records,
     routing_records,
     kv_transfer_records,
 )

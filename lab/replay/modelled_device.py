@@ -10,7 +10,7 @@ from lab.replay.noise import Noise
 from service.engine.admission import Limits
 from service.engine.executor import CountedAdapters
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
-from service.engine.plan_load import load_of_plan
+from service.engine.planning.plan_load import load_of_plan
 from telemetry.facts.clock import ManualClock
 
 

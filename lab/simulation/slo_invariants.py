@@ -25,9 +25,9 @@ from math import inf
 
 from lab.simulation.evidence import Seen, require
 from lab.simulation.sim_executor import LinearCost
-from service.engine.budget import LATE_SHARE, LEAST_SHARE, TILE_TOKENS
 from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan
+from service.engine.planning.budget import LATE_SHARE, LEAST_SHARE, TILE_TOKENS
 from service.engine.scheduler import Scheduler
 from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import LimitsSet, SequenceEnded, SequenceQueued

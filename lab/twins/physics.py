@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lab.twins.losses import CpuContention, ProcessStops
 from service.engine.plan import Plan
-from service.engine.plan_load import load_of_plan
+from service.engine.planning.plan_load import load_of_plan
 from telemetry.facts.clock import ManualClock
 
 MS = 1_000_000

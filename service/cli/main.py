@@ -13,9 +13,7 @@ from service.cli import (
     diagnose,
     drill,
     explain,
-    limits,
     plan,
-    profile,
     pull,
     replay,
     serve,
@@ -24,7 +22,7 @@ from service.cli import (
 )
 from service.cli.internal import engine as engine_process
 from service.cli.internal import gateway
-from service.cli.operator import attach, export, fleet, mcp, node, report
+from service.cli.operator import attach, export, fleet, limits, mcp, node, profile, report
 from service.cli.say import complain
 from service.config.settings import ConfigError
 

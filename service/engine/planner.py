@@ -6,12 +6,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 from service.engine.admission import Limits, fits
-from service.engine.budget import StepCost
 from service.engine.fairness import Policy
 from service.engine.kv.blocks import blocks_for
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
-from service.engine.plan_builder import PlanBuilder
+from service.engine.planning.budget import StepCost
+from service.engine.planning.plan_builder import PlanBuilder
+from service.engine.planning.slack import is_late, is_overdue, start_by_ns, work_ns
+from service.engine.planning.targets import Bounds, Targets
 from service.engine.remote_kv.received import ReceivedKv
 from service.engine.remote_kv.starting import start_received
 from service.engine.sequences.fact_log import FactLog
@@ -19,8 +21,6 @@ from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import may_grow
-from service.engine.slack import is_late, is_overdue, start_by_ns, work_ns
-from service.engine.targets import Bounds, Targets
 from telemetry.facts.reasons import WaitReason
 
 

@@ -30,6 +30,7 @@ from service.engine.inbox import GrammarReady, SetLimits, SetStepCost, Submit
 from service.engine.limits_record import with_runtime
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
+from service.engine.planning.slack import is_late
 from service.engine.remote_kv.desk import RemoteKv
 from service.engine.sequences.deadlines import Deadlines
 from service.engine.sequences.fact_log import FactLog
@@ -37,7 +38,6 @@ from service.engine.sequences.prefix_blocks import prefix_cache_of
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import end_after
-from service.engine.slack import is_late
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
     CacheFlushed,

@@ -17,7 +17,7 @@ from service.engine.admission import Limits
 from service.engine.executor import Executor, StepFailed
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
-from service.engine.plan_load import load_of_plan
+from service.engine.planning.plan_load import load_of_plan
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_start import WarmUpStep
 

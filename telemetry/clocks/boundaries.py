@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from telemetry.clocks.offset import Bound, Exchange, Offset, drifted_ns, offset_over
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     MOST_PARTS,
     RemoteAccount,
     RemoteAccounted,

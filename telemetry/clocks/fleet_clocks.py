@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from telemetry.clocks.boundaries import Bounds, ClockFinding, RemoteSpan, exchange_of, placed
 from telemetry.clocks.offset import DRIFT_PPM, ClockStep, Exchange, OffsetTracker
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet.sequence_records import ClockSampled, RemoteAccounted, SequenceSent
 
 _NODES_KEPT = 4096
 _SEQUENCES_KEPT = 65_536

@@ -29,7 +29,7 @@ from telemetry.numbers.quantiles import median
 WINDOW_STEPS = 200  # with prompts, and as many without
 REFIT_STEPS = 25
 _RECENT_STEPS = 1000
-_AROUND_STEPS = 5  # as many as `service.engine.budget` corrects a prediction by
+_AROUND_STEPS = 5  # as many as `service.engine.planning.budget` corrects a prediction by
 _FIRST_SPREAD = 1.2  # until so many steps with decodes and prompts have been seen:
 _LEAST_MIXED_STEPS = 20
 _DEVIATIONS = 3.5

@@ -1,6 +1,7 @@
 """The gateway's facts, and all facts in one union; the engine's are in
 `telemetry.facts.engine_records`, `adapter_records` and `kv_transfer_records` there, the machine's
-in `host_records`, those about other machines in `fleet_records`.
+in `host_records`, those about engines on other machines in
+`telemetry.facts.fleet`.
 
 A fact is frozen, named in the past tense, and recorded only if it cannot be derived
 from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
@@ -57,7 +58,7 @@ from telemetry.facts.fleet.routing_records import (
     RouteRefused,
     RouterStarted,
 )
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     RemoteAccounted,
     RemoteAdmitted,

@@ -28,7 +28,7 @@ from telemetry.facts.engine_records import (
     StepCostSet,
 )
 from telemetry.facts.fleet.known_fleet import KnownFleet, KnownFleetFact
-from telemetry.facts.fleet_records import RemoteAccounted, RemoteAdmitted, SequenceSent
+from telemetry.facts.fleet.sequence_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.records import (
     EngineDied,

@@ -13,7 +13,7 @@ no account, are not observed here.
 from __future__ import annotations
 
 from telemetry.clocks.boundaries import RemoteSpan
-from telemetry.facts.fleet_records import RemotePart
+from telemetry.facts.fleet.sequence_records import RemotePart
 from telemetry.facts.reasons import Outcome
 from telemetry.ledger.charging import Charger
 from telemetry.ledger.lifecycle import charge_ingest

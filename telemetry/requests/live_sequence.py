@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.engine_records import SequenceAdmitted
-from telemetry.facts.fleet_records import RemoteAdmitted
+from telemetry.facts.fleet.sequence_records import RemoteAdmitted
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
 from telemetry.requests.kv_accounts import KvAccount

@@ -37,7 +37,7 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvReserved,
     KvSealed,
 )
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     RemoteAccounted,
     RemoteAdmitted,

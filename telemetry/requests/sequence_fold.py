@@ -23,7 +23,7 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvReserved, KvSealed
-from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
+from telemetry.facts.fleet.sequence_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
 from telemetry.requests.kv_accounts import KvAccounts, KvSequenceFact

@@ -18,7 +18,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
-from telemetry.facts.fleet_records import TokensReceived
+from telemetry.facts.fleet.sequence_records import TokensReceived
 from telemetry.facts.limits import ChangedLimit, changed_limits, with_limits
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median

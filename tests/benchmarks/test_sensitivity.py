@@ -9,7 +9,7 @@ from benchmarks.diagnosis.sensitivity.result import Effect
 from benchmarks.diagnosis.sensitivity.shared import Record, judge_all
 from benchmarks.diagnosis.sensitivity.summary import rows_of
 from benchmarks.diagnosis.sensitivity.sweep import RECORD, ROOT, TWIN, Judged, Said, changes_for
-from benchmarks.diagnosis.twins import live_through
+from benchmarks.diagnosis.virtual.twins import live_through
 from diagnosis.detection import excess
 from diagnosis.threshold_table import Threshold, table
 from diagnosis.thresholds import THRESHOLD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.diagnosis.predicted_gain import PredictedGain
-from benchmarks.diagnosis.twin_attribution import compared, question_of
+from benchmarks.diagnosis.virtual.twin_attribution import compared, question_of
 from benchmarks.diagnosis.weighing import Pair, TwinLatencies, summary
 from diagnosis.root_cause.interventions import Cause, interventions
 from diagnosis.root_cause.prefixes import restored_prefixes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.diagnosis.twins import judge_pair
+from benchmarks.diagnosis.virtual.twins import judge_pair
 from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
 from diagnosis.detection.window import Window, window_of
 from diagnosis.evidence import Measurement

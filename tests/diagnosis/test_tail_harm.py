@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.diagnosis.faint_twins import judge
+from benchmarks.diagnosis.virtual.faint_twins import judge
 from diagnosis.symptoms import Finding
 from diagnosis.verdicts.classifier import Diagnoser
 from lab.twins.faint import FAINT, build_faint

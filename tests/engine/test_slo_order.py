@@ -19,8 +19,8 @@ from service.engine.fairness import Policy
 from service.engine.inbox import SetLimits, Submit
 from service.engine.limits_record import runtime_of
 from service.engine.plan import SamplingParams
+from service.engine.planning.slack import DEADLINES, is_late, is_overdue, start_by_ns, work_ns
 from service.engine.sequences.request import Request
-from service.engine.slack import DEADLINES, is_late, is_overdue, start_by_ns, work_ns
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, StepRecorded
 from telemetry.facts.limits import changed_names
 from telemetry.facts.records import Fact

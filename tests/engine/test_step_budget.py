@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.simulation.sim_executor import LinearCost
-from service.engine.budget import (
+from service.engine.inbox import SetStepCost
+from service.engine.plan import DecodeRow, Plan, StepOutcome
+from service.engine.planning.budget import (
     FINISH_SHARE,
     LATE_SHARE,
     LEAST_SHARE,
@@ -18,9 +20,7 @@ from service.engine.budget import (
     StepCost,
     predicted_ns,
 )
-from service.engine.inbox import SetStepCost
-from service.engine.plan import DecodeRow, Plan, StepOutcome
-from service.engine.targets import Bounds
+from service.engine.planning.targets import Bounds
 from telemetry.costs.step_load import Load, attention_pairs
 from tests.support.worlds.engine_world import World
 

@@ -6,7 +6,7 @@ import pytest
 
 from lab.simulation.sim_executor import LinearCost
 from service.engine.inbox import Pause
-from service.engine.targets import (
+from service.engine.planning.targets import (
     EXPECTED_BESIDE_LOOSER_NS,
     EXPECTED_NS,
     SHARE,

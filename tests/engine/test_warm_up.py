@@ -14,10 +14,10 @@ from lab.simulation.sim_executor import LinearCost
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.admission import Limits
-from service.engine.budget import predicted_ns
 from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import Plan, PrefillChunk, StepOutcome
+from service.engine.planning.budget import predicted_ns
 from service.engine.warm_up import warm_up
 from service.process.engine_main import first_cost
 from telemetry.costs.step_load import Load

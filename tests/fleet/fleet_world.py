@@ -20,7 +20,7 @@ from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
 from service.process.frames import KvOffered
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.fleet_records import RemoteAccounted
+from telemetry.facts.fleet.sequence_records import RemoteAccounted
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import (

@@ -13,7 +13,7 @@ from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault
 from service.gateway.errors import EngineUnavailable
 from telemetry.facts.fleet.routing_records import RequestRouted
-from telemetry.facts.fleet_records import ClockSampled
+from telemetry.facts.fleet.sequence_records import ClockSampled
 from telemetry.facts.reasons import EndReason, Phase
 from telemetry.requests.account import NotObserved, Part
 from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, timelines, until

@@ -21,7 +21,7 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from benchmarks.diagnosis.chains.scoring import is_right
-from benchmarks.diagnosis.twins import live_through, standing
+from benchmarks.diagnosis.virtual.twins import live_through, standing
 from benchmarks.machine import machine
 from diagnosis.verdicts.classifier import Diagnosis
 from lab.twins.chains import CHAINS, build_chain, has_come_about

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import Pool
 from pathlib import Path
 
-from benchmarks.diagnosis.twins import HEALTHY, judge, live_through, stood_longest
+from benchmarks.diagnosis.virtual.twins import HEALTHY, judge, live_through, stood_longest
 from benchmarks.machine import machine
 from lab.twins.faults.gpu_faults import GPU_FAULTS
 from lab.twins.registry import build_gpu_twin

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from benchmarks.diagnosis.sensitivity.changes import Changes
-from benchmarks.diagnosis.twin_attribution import question_of
+from benchmarks.diagnosis.virtual.twin_attribution import question_of
 from diagnosis.root_cause import counterfactual
 from diagnosis.root_cause.counterfactual import explain
 from diagnosis.root_cause.interventions import Cause

@@ -21,7 +21,7 @@ from benchmarks.diagnosis.score import judge, machine_speed, truth_of
 from benchmarks.diagnosis.sensitivity.changes import Changes, variants
 from benchmarks.diagnosis.sensitivity.roots import causes_of
 from benchmarks.diagnosis.sensitivity.shared import Record, Verdicts, judge_each
-from benchmarks.diagnosis.twins import HEALTHY, judge_verdicts
+from benchmarks.diagnosis.virtual.twins import HEALTHY, judge_verdicts
 from diagnosis.root_cause.root import ACTIONS
 from lab.twins.registry import TWINS, build_twin
 from telemetry.journal.journal_reader import open_journal

@@ -40,7 +40,7 @@ from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceAdmitted
 from telemetry.facts.fleet.kv_transfer_records import Way
 from telemetry.facts.fleet.routing_records import EngineReported, RequestRouted
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ReceivedRow,
     RemoteAccounted,
     RemoteAdmitted,

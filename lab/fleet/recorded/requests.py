@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lab.fleet.recorded.record import FleetRecord, RecordedAsk
 from lab.simulation.shifted_ends import TokenTimes, ended_again, times_of_request
 from telemetry.facts.engine_records import SequenceEnded
-from telemetry.facts.fleet_records import RemoteAccounted, TokensReceived
+from telemetry.facts.fleet.sequence_records import RemoteAccounted, TokensReceived
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact, RequestEnded, SequenceSubmitted, fact_ns
 

@@ -20,7 +20,7 @@ from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.engine_records import SequenceAdmitted
 from telemetry.facts.fleet.routing_records import LeaveReason
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     ReceivedRow,
     RemoteAccount,

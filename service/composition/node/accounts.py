@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from telemetry.facts.fleet_records import MOST_PARTS, RemoteAccount, RemotePart
+from telemetry.facts.fleet.sequence_records import MOST_PARTS, RemoteAccount, RemotePart
 from telemetry.requests.account import Part, State
 from telemetry.requests.phases import RequestTimeline
 

@@ -26,7 +26,7 @@ from service.gateway.engine_client.output_queue import OutputQueue, ignore
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import GrammarCompiled, SequenceAdmitted, SequenceQueued
 from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen
-from telemetry.facts.fleet_records import RemoteAccount
+from telemetry.facts.fleet.sequence_records import RemoteAccount
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 

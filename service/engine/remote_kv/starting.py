@@ -4,7 +4,7 @@ batch. It passes the queue, because it has its blocks already, and what waits ma
 from __future__ import annotations
 
 from service.engine.admission import Limits
-from service.engine.plan_builder import PlanBuilder
+from service.engine.planning.plan_builder import PlanBuilder
 from service.engine.remote_kv.received import ReceivedKv
 from service.engine.sequences.request import Request
 from service.engine.sequences.sequence_table import SequenceTable

@@ -5,7 +5,7 @@
     queued        in the queue of its class and tenant, in order of arrival
 
 In the order of the SLO there is a queue for each first-token target too, and one for requests that
-cannot meet theirs any more: the least slack goes first (`service.engine.slack`).
+cannot meet theirs any more: the least slack goes first (`service.engine.planning.slack`).
 
 The head is the request that is admitted next. No later request of its queue passes it while it does
 not fit, because passing lets small requests starve a large one.

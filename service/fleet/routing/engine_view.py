@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from service.engine.budget import LEAST_SHARE
 from service.engine.inbox import SetStepCost
+from service.engine.planning.budget import LEAST_SHARE
 from service.fleet.routing.ring import hash_of
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported
@@ -186,7 +186,8 @@ class EngineView:
 
     def _price(self) -> None:
         """The time of a step, and what of it is there for prompts, as the engine's own budget gives
-        it (`service.engine.budget`). A step without decodes is as long as its prompts need."""
+        it (`service.engine.planning.budget`). A step without decodes is as long as its prompts
+        need."""
         cost = self.cost
         self.prefill_ns = float(cost.prefill_token_ns)
         self.row_ns, self.context_token_ns = float(cost.decode_row_ns), cost.context_token_ns

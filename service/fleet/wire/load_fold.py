@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from service.engine.budget import RECENT_STEPS, drift_of
 from service.engine.inbox import SetStepCost
+from service.engine.planning.budget import RECENT_STEPS, drift_of
 from service.fleet.wire.messages import Load
 from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (

@@ -21,7 +21,7 @@ from service.engine.prompt_output import PromptOutput
 from service.fleet.wire.handshake import NONCE_BYTES, PROOF_BYTES
 from telemetry.facts.engine_records import EngineStarted, StepCostSet
 from telemetry.facts.fleet.routing_records import PrefixChanges
-from telemetry.facts.fleet_records import RemoteAccount
+from telemetry.facts.fleet.sequence_records import RemoteAccount
 from telemetry.facts.reasons import EndReason
 
 PROTOCOL = 2

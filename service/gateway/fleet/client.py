@@ -41,7 +41,7 @@ from telemetry.facts.engine_records import (
     SequenceQueued,
 )
 from telemetry.facts.fleet.routing_records import LeaveReason, RequestRouted, RoutingPolicy
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     ReceivedRow,
     RemoteAccount,

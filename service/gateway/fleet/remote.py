@@ -13,7 +13,7 @@ from service.fleet.wire.messages import AboutRequest, PrefillAt, RemoteSubmit
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.link import EngineLink
 from telemetry.facts.engine_records import EngineStarted, SequenceQueued
-from telemetry.facts.fleet_records import RemoteAccount, RemoteAccounted
+from telemetry.facts.fleet.sequence_records import RemoteAccount, RemoteAccounted
 from telemetry.facts.reasons import EndReason
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from service.gateway.errors import bad_request
 from service.gateway.http import limits
-from service.gateway.routes.query_types import BatchQuery, RequestsQuery
+from service.gateway.routes.types.query_types import BatchQuery, RequestsQuery
 from service.gateway.server_state import ServerState
 
 _ALLOWED = {

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from service.config.settings import GatewayConfig
 from service.gateway.http.browsers import ADMIN_PATHS, is_internal
 from service.gateway.http.security import is_api_path
-from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
+from service.gateway.routes.types.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
 from service.gateway.routes.view_table import (
     EVENTS,

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from service.gateway.errors import ApiError, bad_request, not_ready
 from service.gateway.generation.state import GatewayState
-from service.gateway.routes.peer_types import (
+from service.gateway.routes.types.peer_types import (
     LOAD_SECTIONS,
     Loads,
     ModelInfo,

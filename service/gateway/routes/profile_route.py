@@ -31,7 +31,7 @@ from service.gateway.errors import (
 )
 from service.gateway.generation.state import GatewayState
 from service.gateway.http import limits
-from service.gateway.routes.query_types import ProfileQuery
+from service.gateway.routes.types.query_types import ProfileQuery
 from service.process import frames
 from telemetry.facts.clock import utc_stamp
 from telemetry.facts.reasons import EndReason

@@ -14,13 +14,13 @@ from service.gateway.ingest.token_bodies import (
     TokenizeBody,
     Tokenized,
 )
-from service.gateway.routes import peer_types as peers
-from service.gateway.routes import response_types as answers
 from service.gateway.routes.adapter_routes import LoadLora, UnloadLora
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
-from service.gateway.routes.query_types import LoadsQuery, ProfileQuery
-from service.gateway.routes.responses_types import Response, ResponseEvent
+from service.gateway.routes.types import peer_types as peers
+from service.gateway.routes.types import response_types as answers
+from service.gateway.routes.types.query_types import LoadsQuery, ProfileQuery
+from service.gateway.routes.types.responses_types import Response, ResponseEvent
 from service.gateway.routes.view_table import (
     DEBUG_VIEWS,
     EVENTS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.gateway.routes import response_types as answers
-from service.gateway.routes.query_types import (
+from service.gateway.routes.types import response_types as answers
+from service.gateway.routes.types.query_types import (
     BatchQuery,
     HistogramsQuery,
     MetricsQuery,

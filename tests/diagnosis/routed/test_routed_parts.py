@@ -23,7 +23,7 @@ from diagnosis.routed.ticks import Cell, Past, Tick, summed
 from diagnosis.routed.window import Window
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported
-from telemetry.facts.fleet_records import ReceivedRow, TokensReceived
+from telemetry.facts.fleet.sequence_records import ReceivedRow, TokensReceived
 
 MS = 1_000_000
 COST = StepCostSet(0, 0, 10 * MS, 100_000, 1 * MS, 1000)

@@ -13,7 +13,7 @@ from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.link import EngineLink
 from service.process.frames import KvOffered
 from telemetry.clocks.fleet_clocks import FleetClocks
-from telemetry.facts.fleet_records import ClockSampled
+from telemetry.facts.fleet.sequence_records import ClockSampled
 from telemetry.facts.framing import framed
 from tests.fleet.fleet_world import DIGEST, GatewayWorld, NodeWorld, until
 from tests.fleet.test_fleet_world import run

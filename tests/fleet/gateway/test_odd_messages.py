@@ -13,7 +13,7 @@ from service.engine.plan import Emission
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault
 from service.gateway.fleet.prefill import PrefillSplit
-from telemetry.facts.fleet_records import RemoteAdmitted
+from telemetry.facts.fleet.sequence_records import RemoteAdmitted
 from telemetry.facts.reasons import EndReason
 from tests.fleet.fleet_world import Asked, GatewayWorld, NodeWorld, accounts, until
 from tests.fleet.test_fleet_world import run, steps

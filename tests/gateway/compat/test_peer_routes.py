@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.config.settings import SamplingDefaults
-from service.gateway.routes.peer_types import server_info, worker_load
+from service.gateway.routes.types.peer_types import server_info, worker_load
 from telemetry.metrics.vllm_names import VllmFold, vllm_families
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.window_fold import WindowFold

@@ -25,7 +25,7 @@ from telemetry.facts.fleet.routing_records import (
     RouterStarted,
     RoutingPolicy,
 )
-from telemetry.facts.fleet_records import RemoteAdmitted, SequenceSent, TokensReceived
+from telemetry.facts.fleet.sequence_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact, RequestAccepted, RequestEnded
 from tests.lab.fleet.recorded_fleet import SECOND, fleet

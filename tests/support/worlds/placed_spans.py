@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telemetry.clocks.boundaries import Boundary, RemoteSpan
 from telemetry.clocks.fleet_clocks import FleetClocks
-from telemetry.facts.fleet_records import ClockSampled, RemoteAccounted, SequenceSent
+from telemetry.facts.fleet.sequence_records import ClockSampled, RemoteAccounted, SequenceSent
 from tests.support.worlds.skewed_fleet import SkewedFleet, Truth
 
 

@@ -7,7 +7,7 @@ import pytest
 from telemetry.clocks.boundaries import ClockFinding, RemoteSpan
 from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.clocks.offset import Exchange, OffsetTracker
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     RemoteAccount,
     RemoteAccounted,

@@ -14,7 +14,7 @@ from dashboards.explain import Explained, render
 from telemetry.clocks.boundaries import ClockFinding, RemoteSpan
 from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.clock import WallAnchor
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     ReceivedRow,
     RemoteAccount,

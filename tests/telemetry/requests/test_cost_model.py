@@ -16,7 +16,7 @@ from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.steps import FEATURES
 from lab.twins.physics import Machine, Physics
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
-from service.engine.plan_load import load_of_plan
+from service.engine.planning.plan_load import load_of_plan
 from telemetry.costs.cost_model import AROUND, BASELINE, BUDGET, LEDGER, REPLAY, Preset, Term, fit
 from telemetry.costs.forward_cost import ForwardCost
 from telemetry.costs.step_load import Load, attended, attention_pairs, load_of_step

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ReceivedRow,
     RemoteAccount,
     RemoteAccounted,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.engine.budget import predicted_ns
 from service.engine.inbox import SetStepCost
+from service.engine.planning.budget import predicted_ns
 from telemetry.costs.step_cost import Measured, StepCost, StepCostFold, fit, measured
 from telemetry.costs.step_load import Load, attention_pairs
 from telemetry.facts.engine_start import WarmUpStep

@@ -11,7 +11,7 @@ from rich.console import Console
 from dashboards.explain import Explained, render
 from lab.simulation.attached import attached
 from telemetry.facts.clock import WallAnchor
-from telemetry.facts.fleet_records import (
+from telemetry.facts.fleet.sequence_records import (
     ReceivedRow,
     RemoteAccount,
     RemoteAccounted,

@@ -4,8 +4,8 @@ Each twin is diagnosed fact by fact. Its answer is the finding that stood longes
 of the fault (and five seconds more where its record ends with the fault); of a healthy twin, any
 finding counts. Mechanisms alternate: a class with two has each of them on every second seed.
 
-    .venv/bin/python -m benchmarks.diagnosis.twins [--seeds 20] [--first 1000] [--classes A,B]
-        [--compounds] [--attached] [--out FILE]
+    .venv/bin/python -m benchmarks.diagnosis.virtual.twins [--seeds 20] [--first 1000]
+        [--classes A,B] [--compounds] [--attached] [--out FILE]
 
 With `--attached` each twin is seen as an adapter in another engine sees it
 (`lab.simulation.attached`), and classes that abstain there are counted apart.
@@ -34,7 +34,7 @@ from lab.twins.twin import Twin
 from telemetry.facts.records import fact_ns
 from telemetry.numbers.quantiles import quantile_sorted
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twins.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "diagnosis" / "twins.json"
 HEALTHY = "healthy"
 MISSED = Symptom.SLO_MISSED.value
 SECOND = 1e9

@@ -3,7 +3,7 @@
 A fault counts as named from the first right first finding; it is held for the share of the rest of
 the fault in which the first finding is right. What stood longest in the second half is the answer.
 
-    .venv/bin/python -m benchmarks.diagnosis.faint_twins [--seeds 5] [--first 3000]
+    .venv/bin/python -m benchmarks.diagnosis.virtual.faint_twins [--seeds 5] [--first 3000]
         [--classes A,B] [--out FILE]
 """
 
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.diagnosis.twins import live_through, standing, stood_longest
+from benchmarks.diagnosis.virtual.twins import live_through, standing, stood_longest
 from benchmarks.machine import machine
 from lab.twins.faint import FAINT, build_faint
 from telemetry.numbers.quantiles import median
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "faint_twins.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "diagnosis" / "faint_twins.json"
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):

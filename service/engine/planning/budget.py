@@ -5,12 +5,12 @@ inter-token latency: as many as fit, by the fitted cost of a step, into the time
 target in the step leaves. So decodes keep their target, and prompts get all the time that is left.
 TensorRT-LLM sizes chunks dynamically too; here the cost is measured on this machine, refitted while
 it runs, and corrected by the speed of the last steps. A request that may come bounds prompts too,
-each class by its own bound (`service.engine.targets`).
+each class by its own bound (`service.engine.planning.targets`).
 
 Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
 the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
-target or a prompt is overdue (`service.engine.slack`). A step is then at most twice as long as its
-decodes.
+target or a prompt is overdue (`service.engine.planning.slack`). A step is then at most
+twice as long as its decodes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from math import inf, sqrt
 
 from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan, StepOutcome
-from service.engine.plan_load import load_of_plan
-from service.engine.targets import Bounds
+from service.engine.planning.plan_load import load_of_plan
+from service.engine.planning.targets import Bounds
 from telemetry.costs.step_load import Load, attention_pairs
 
 TILE_TOKENS = 4  # rows that the kernels of our decoder compute together

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from service.gateway.routes.response_types import PromptDetails, ReasoningDetails, ScoredToken
+from service.gateway.routes.types.response_types import PromptDetails, ReasoningDetails, ScoredToken
 from telemetry.requests.timings import RequestTimings
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -4,7 +4,7 @@ The symptom is taken as known, and the intervention of it that explains most is 
 measures the replay and its interventions, and nothing else: virtual servers have only simulated
 noise, and the clean twin has the same requests at the same moments.
 
-    .venv/bin/python -m benchmarks.diagnosis.twin_attribution [--seeds 3] [--first 2000]
+    .venv/bin/python -m benchmarks.diagnosis.virtual.twin_attribution [--seeds 3] [--first 2000]
         [--classes A,B] [--out FILE]
 """
 

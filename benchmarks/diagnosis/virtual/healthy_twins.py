@@ -6,8 +6,8 @@ fault, so every finding is a false alarm; findings in the first twenty seconds a
 in the episodes. The noise of a loaded machine is not simulated: the series `healthy` of real
 servers has it (`episodes.py`).
 
-    .venv/bin/python -m benchmarks.diagnosis.healthy_twins [--hours 6] [--first 5000] [--out FILE]
-        [--patterns poisson,surges,swing]
+    .venv/bin/python -m benchmarks.diagnosis.virtual.healthy_twins [--hours 6] [--first 5000]
+        [--out FILE] [--patterns poisson,surges,swing]
 """
 
 from __future__ import annotations

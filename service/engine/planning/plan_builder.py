@@ -7,10 +7,10 @@ from math import inf
 
 from msgspec.structs import replace
 
-from service.engine.budget import PromptTime, StepCost
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
+from service.engine.planning.budget import PromptTime, StepCost
+from service.engine.planning.targets import Bounds
 from service.engine.sequences.request import Request
-from service.engine.targets import Bounds
 from telemetry.costs.step_load import Load
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.step_parts import Skip
