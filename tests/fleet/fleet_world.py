@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import uvloop
 
 from service.composition.node.listener import NodeListener, identity
 from service.engine.inbox import Submit
@@ -258,3 +260,27 @@ async def accounts(gateway: GatewayWorld, node: NodeWorld) -> list[RemoteAccount
 
     await until(come, "an account")
     return found
+
+
+def run(case: Callable[[], Awaitable[None]]) -> None:
+    """On the event loop that servers have."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(case())
+
+
+async def steps(node: NodeWorld, count: int, sequences: int = 1) -> None:
+    """Steps of the engine, once it has the sequences."""
+    while len(node.engine.live) < sequences:
+        await asyncio.sleep(0.002)
+        await node.engine.read()
+    for _ in range(count):
+        await node.engine.step()
+        await asyncio.sleep(0.002)
+
+
+async def cancellation(node: NodeWorld) -> None:
+    """The engine has one."""
+    async with asyncio.timeout(10):
+        while not node.engine.cancelled:
+            await asyncio.sleep(0.002)
+            await node.engine.read()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
-import uvloop
 
 from service.fleet.routing.decided_again import decide_again
 from service.fleet.wire import messages
@@ -16,34 +15,17 @@ from telemetry.facts.fleet.routing_records import RequestRouted
 from telemetry.facts.fleet.sequence_records import ClockSampled
 from telemetry.facts.reasons import EndReason, Phase
 from telemetry.requests.account import NotObserved, Part
-from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, timelines, until
+from tests.fleet.fleet_world import (
+    KEY,
+    GatewayWorld,
+    NodeWorld,
+    cancellation,
+    run,
+    steps,
+    timelines,
+    until,
+)
 from tests.support.servers.scripted_engine import token_of
-
-Case = Callable[[], Awaitable[None]]
-
-
-def run(case: Case) -> None:
-    """On the event loop that servers have."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(case())
-
-
-async def steps(node: NodeWorld, count: int, sequences: int = 1) -> None:
-    """Steps of the engine, once it has the sequences."""
-    while len(node.engine.live) < sequences:
-        await asyncio.sleep(0.002)
-        await node.engine.read()
-    for _ in range(count):
-        await node.engine.step()
-        await asyncio.sleep(0.002)
-
-
-async def cancellation(node: NodeWorld) -> None:
-    """The engine has one."""
-    async with asyncio.timeout(10):
-        while not node.engine.cancelled:
-            await asyncio.sleep(0.002)
-            await node.engine.read()
 
 
 def test_a_sequence_goes_to_the_node_and_its_tokens_come_back() -> None:

@@ -11,8 +11,7 @@ from service.fleet.routing.book import Book
 from service.fleet.routing.settings import RoutingSettings
 from service.process.frames import PrefixesHeld, WatchPrefixes
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
-from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, until
-from tests.fleet.test_fleet_world import run
+from tests.fleet.fleet_world import KEY, GatewayWorld, NodeWorld, run, until
 
 DIGESTS = tuple(bytes([number]) * 32 for number in range(4))
 ANCHORS = tuple(anchor_of(digest, KEY) for digest in DIGESTS)

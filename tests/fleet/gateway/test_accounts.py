@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import EndReason
-from tests.fleet.fleet_world import GatewayWorld, NodeWorld, accounts
-from tests.fleet.test_fleet_world import cancellation, run, steps
+from tests.fleet.fleet_world import GatewayWorld, NodeWorld, accounts, cancellation, run, steps
 
 
 class Ahead(MonotonicClock):

@@ -15,8 +15,7 @@ from service.process.frames import KvOffered
 from telemetry.clocks.fleet_clocks import FleetClocks
 from telemetry.facts.fleet.sequence_records import ClockSampled
 from telemetry.facts.framing import framed
-from tests.fleet.fleet_world import DIGEST, GatewayWorld, NodeWorld, until
-from tests.fleet.test_fleet_world import run
+from tests.fleet.fleet_world import DIGEST, GatewayWorld, NodeWorld, run, until
 
 FORGED = "no\n2026-01-01 ERROR all is lost \x1b[31m\u202e" + "x" * 400
 SECOND_NS = 1_000_000_000

@@ -15,8 +15,7 @@ from service.fleet.wire.counts import Fault
 from service.gateway.fleet.prefill import PrefillSplit
 from telemetry.facts.fleet.sequence_records import RemoteAdmitted
 from telemetry.facts.reasons import EndReason
-from tests.fleet.fleet_world import Asked, GatewayWorld, NodeWorld, accounts, until
-from tests.fleet.test_fleet_world import run, steps
+from tests.fleet.fleet_world import Asked, GatewayWorld, NodeWorld, accounts, run, steps, until
 
 
 async def connected(node: NodeWorld, gateway: GatewayWorld, name: str = "n0") -> GatewayPeer:

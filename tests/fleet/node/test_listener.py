@@ -13,8 +13,7 @@ from service.fleet.wire.counts import Fault
 from service.fleet.wire.messages import LoadReport
 from telemetry.facts.fleet.routing_records import RequestRouted, RouteChoiceEnded
 from telemetry.facts.reasons import EndReason
-from tests.fleet.fleet_world import GatewayWorld, NodeWorld, until
-from tests.fleet.test_fleet_world import run
+from tests.fleet.fleet_world import GatewayWorld, NodeWorld, run, until
 
 STRANGERS = 300
 

@@ -20,8 +20,7 @@ from service.gateway.ingest.compat.wishes import salt_of
 from service.gateway.ingest.schemas import parse_completion
 from service.gateway.routes.route_table import GENERATION
 from telemetry.facts.reasons import EndReason
-from tests.fleet.fleet_world import SPAN_ID, TRACE_ID, GatewayWorld, NodeWorld, until
-from tests.fleet.test_fleet_world import run, steps
+from tests.fleet.fleet_world import SPAN_ID, TRACE_ID, GatewayWorld, NodeWorld, run, steps, until
 
 SALT = "\N{GRINNING FACE}" * limits.SALT_CHARACTERS.value
 LAST_ID = limits.TOKEN_ID.value

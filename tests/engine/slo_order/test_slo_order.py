@@ -2,77 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from random import Random
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.simulation.scenarios import build_scenario, small_limits
-from lab.simulation.sim_executor import LinearCost
-from lab.simulation.workload import Mix, bursts
-from lab.simulation.world import Scenario
-from lab.simulation.world import World as SimWorld
 from service.engine.fairness import Policy
-from service.engine.inbox import SetLimits, Submit
+from service.engine.inbox import SetLimits
 from service.engine.limits_record import runtime_of
-from service.engine.plan import SamplingParams
 from service.engine.planning.slack import DEADLINES, is_late, is_overdue, start_by_ns, work_ns
-from service.engine.sequences.request import Request
-from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, StepRecorded
+from telemetry.facts.engine_records import SequenceAdmitted
 from telemetry.facts.limits import changed_names
-from telemetry.facts.records import Fact
+from tests.engine.slo_order.slo_world import (
+    BATCH,
+    CHAT,
+    MS,
+    VOICE,
+    order,
+    request,
+    run_until,
+    submit,
+    world,
+)
 from tests.support.worlds.engine_world import World
-
-MS = 1_000_000
-COST = LinearCost(prefill_token_ns=MS)
-VOICE, CHAT, BATCH = 150 * MS, 1000 * MS, 60_000 * MS
-
-
-def world(**limits: object) -> World:
-    """An engine that runs one sequence at a time."""
-    defaults: dict[str, object] = {
-        "slo_order": True, "auto_budget": True, "budget_tokens": 64, "max_seqs": 1,
-        "blocks_total": 400, "prefix_cache": False,
-    }  # fmt: skip
-    found = World(cost=COST, **{**defaults, **limits})  # type: ignore[arg-type]
-    found.inbox.put(COST.as_fitted())
-    return found
-
-
-def submit(found: World, ttft_ns: int, prompt: int = 8, **fields: object) -> int:
-    defaults: dict[str, object] = {"max_tokens": 2}
-    return found.submit(
-        prompt,
-        first_token_by_ns=found.clock.now_ns() + ttft_ns,
-        ttft_target_ns=ttft_ns,
-        **{**defaults, **fields},  # type: ignore[arg-type]
-    )
-
-
-def run_until(found: World, now_ns: int) -> None:
-    while found.clock.now_ns() < now_ns:
-        assert found.loop.has_work
-        found.step()
-
-
-def order(found: World) -> list[int]:
-    """Sequences in the order of their first admission."""
-    admitted = [fact.seq_id for fact in found.facts if isinstance(fact, SequenceAdmitted)]
-    return list(dict.fromkeys(admitted))
-
-
-def request(
-    prompt: int, by_ns: int | None, target_ns: int | None, queued_ns: int = 0, outputs: int = 0
-) -> Request:
-    command = Submit(
-        seq_id=0, prompt=[0] * prompt, max_tokens=8, sampling=SamplingParams(temperature=0.0),
-        first_token_by_ns=by_ns, ttft_target_ns=target_ns,
-    )  # fmt: skip
-    return Request(command, queued_ns=queued_ns, outputs=[0] * outputs)
-
 
 # --- when a prompt has to start -----------------------------------------------------------------
 
@@ -331,100 +283,3 @@ def test_the_order_changes_for_those_who_wait() -> None:
     found.run()
 
     assert order(found) == [busy, voice, batch]
-
-
-# --- tenants ------------------------------------------------------------------------------------
-
-
-def test_a_tenant_cannot_take_anothers_share_by_a_tighter_target() -> None:
-    """Fair shares come before slack: a flood of voice delays a batch job by its own share only."""
-    found = world(policy=Policy.VTC, max_seqs=8, budget_tokens=16)
-    for _ in range(12):
-        submit(found, VOICE, prompt=40, tenant="flood")
-    found.step()
-    calm = submit(found, BATCH, prompt=40, tenant="calm")
-    found.run()
-
-    assert order(found).index(calm) <= 2
-
-
-def test_what_a_tenant_started_while_it_was_alone_holds_up_no_other() -> None:
-    """Its prompts were admitted with little service; what counts is what it has had by now."""
-    found = world(policy=Policy.VTC, max_seqs=4, max_model_tokens=256, budget_tokens=16)
-    submit(found, BATCH, prompt=40, tenant="calm")
-    found.run()
-    for _ in range(2):
-        submit(found, BATCH, prompt=200, tenant="flood")
-    found.step()
-    calm = submit(found, BATCH, prompt=16, tenant="calm")
-    found.step()
-
-    assert [row.seq_id for row in found.steps[-1].rows] == [calm]
-
-
-@pytest.mark.parametrize("slo_order", [False, True])
-def test_service_of_two_busy_tenants_stays_equal(slo_order: bool) -> None:
-    """Whatever their classes: invariant 8 holds the bound at every step, and the work of each is
-    done at about the same time."""
-    limits = small_limits(
-        policy=Policy.VTC, max_seqs=2, slo_order=slo_order, auto_budget=True, blocks_total=64
-    )
-    first = Mix(Random(1), 64, tenants=("voice",), classes=("voice",))
-    second = Mix(Random(1), 64, tenants=("batch",), classes=("batch",))
-    arrivals = [*bursts(first, 20, 20, 1), *bursts(second, 20, 20, 1)]
-    scenario = Scenario(
-        name="shares", seed=0, limits=limits, arrivals=tuple(arrivals), knows_cost=True
-    )
-    facts = SimWorld(scenario).run().facts
-    tenants = {f.seq_id: f.tenant for f in facts if isinstance(f, SequenceQueued)}
-    admitted = [tenants[f.seq_id] for f in facts if isinstance(f, SequenceAdmitted)]
-    half = admitted[: len(admitted) // 2]
-
-    assert abs(half.count("voice") - half.count("batch")) <= 4
-
-
-def in_time(facts: list[Fact]) -> int:
-    """Sequences whose first token came within their target."""
-    due = {f.seq_id: f.first_token_by_ns for f in facts if isinstance(f, SequenceQueued)}
-    first: dict[int, int] = {}
-    for fact in facts:
-        for row in fact.rows if isinstance(fact, StepRecorded) else ():
-            if row.sampled:
-                first.setdefault(row.seq_id, fact.committed_ns)
-    return sum(by_ns is not None and first[one] <= by_ns for one, by_ns in due.items())
-
-
-def test_slack_makes_more_requests_good_than_the_order_of_arrival() -> None:
-    """Voice beside batch jobs: first tokens within their targets."""
-
-    def good(slo_order: bool) -> int:
-        total = 0
-        for seed in range(10):
-            scenario = build_scenario("classes", seed)
-            limits = replace(scenario.limits, slo_order=slo_order)
-            total += in_time(list(SimWorld(replace(scenario, limits=limits)).run().facts))
-        return total
-
-    assert good(True) > good(False)
-
-
-# --- plans that stay empty ----------------------------------------------------------------------
-
-
-def test_a_plan_that_stays_empty_makes_nobody_late() -> None:
-    """It is not recorded: an exact replay does not make it, and has to decide the same later."""
-    found = world(depth=2)
-    submit(found, CHAT, max_tokens=1)
-    found.step()
-    waiting = found.submit(8, first_token_by_ns=1, ttft_target_ns=1)
-    found.loop.apply_commands()
-    scheduler = found.scheduler
-    cost = scheduler._planner.cost
-    cost.stretch = 3.0
-
-    assert scheduler.plan(found.clock.now_ns()).is_empty
-    assert not scheduler.table.live[waiting].late
-    assert cost.stretch == 3.0
-    assert len(scheduler.table.queue) == 1
-    found.run()
-    assert waiting in order(found)
