@@ -48,7 +48,8 @@ class Fleet(Protocol):
     def pid_of(self, victim: str) -> int: ...
 
     def wait_ended(self, victim: str) -> None:
-        """Until what SIGKILL was sent to is gone, and with it what ends with it."""
+        """Until what SIGKILL was sent to is gone, and with it what ends with it. `pid_of` was asked
+        for this victim last."""
         ...
 
     def repair(self) -> None:
@@ -159,7 +160,7 @@ class OnRay:
         self._fleet = RayServeFleet(cluster)
         stack.callback(self._fleet.client.close)
         self.states, self.expected = states, text_of_one_engine()
-        self._below = 0
+        self._below = 0  # the node or gateway below the replica that `pid_of` gave last
         self._deploy(cluster)
         stack.callback(cluster.phasescope, "stop")
         self.repair()
