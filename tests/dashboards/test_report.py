@@ -27,7 +27,7 @@ from telemetry.facts.records import fact_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 from tests.support.worlds.facts import accepted, request_ended
 from tests.support.worlds.incidents import INTO_S, interference, journal_of_facts, lasting
-from tests.support.worlds.twin_cases import SECOND, twin
+from tests.support.worlds.twins.cases import SECOND, twin
 
 ABOUT = About(made="2026-01-31 23:59:59 UTC", versions={"phasescope": "1"})
 VOID = {"meta", "link", "br", "hr", "img", "input"}

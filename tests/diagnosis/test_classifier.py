@@ -25,7 +25,7 @@ from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.records import ExportFailed, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
-from tests.support.worlds.twin_cases import (
+from tests.support.worlds.twins.cases import (
     SECOND,
     baseline_of,
     during,

@@ -14,7 +14,7 @@ from diagnosis.symptoms import Finding
 from diagnosis.thresholds import FITTED
 from diagnosis.verdicts.confidence import confidence
 from lab.twins.registry import TWINS
-from tests.support.worlds.twin_cases import during, judged_once, twin
+from tests.support.worlds.twins.cases import during, judged_once, twin
 
 SHARES = st.floats(0, 1)
 SECONDS = st.floats(0.5, 30)

@@ -15,7 +15,7 @@ from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from lab.twins.registry import TWINS
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.reasons import StepFailure
-from tests.support.worlds.twin_cases import baseline_of, top_of, twin
+from tests.support.worlds.twins.cases import baseline_of, top_of, twin
 
 ROOT = Path(diagnosis.__file__).parent
 

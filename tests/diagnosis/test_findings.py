@@ -19,7 +19,7 @@ from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.rules import findings_of
 from diagnosis.verdicts.tail_harm import TailHarm
 from lab.twins.registry import TWINS
-from tests.support.worlds.twin_cases import SECOND, first_found, judged_once, twin, verdicts
+from tests.support.worlds.twins.cases import SECOND, first_found, judged_once, twin, verdicts
 
 pytestmark = pytest.mark.long
 

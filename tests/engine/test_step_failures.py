@@ -34,7 +34,7 @@ from telemetry.facts.engine_records import EngineStarted, SequenceEnded, StepAbo
 from telemetry.facts.reasons import EndReason, StepFailure
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
-from tests.support.worlds.twin_cases import during, judged_once, top_of, twin
+from tests.support.worlds.twins.cases import during, judged_once, top_of, twin
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS, BLOCKS = 16, 64

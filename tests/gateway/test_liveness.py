@@ -30,7 +30,7 @@ from telemetry.journal.journal_reader import read_journal
 from tests.support.servers.served import started
 from tests.support.servers.server import eventually
 from tests.support.worlds.facts import MS, prefill, queued, step, submitted
-from tests.support.worlds.twin_cases import top_of, twin, verdicts
+from tests.support.worlds.twins.cases import top_of, twin, verdicts
 
 SECOND = 1_000_000_000
 DEADLINE_NS = 30 * SECOND

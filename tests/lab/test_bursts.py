@@ -11,7 +11,7 @@ from lab.twins.simulate import simulate
 from lab.twins.simulated_run import START_NS, SimulatedRun
 from lab.twins.traffic import Setting
 from telemetry.facts.records import fact_ns
-from tests.support.worlds.twin_cases import SECOND
+from tests.support.worlds.twins.cases import SECOND
 
 pytestmark = pytest.mark.long
 

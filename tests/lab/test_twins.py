@@ -31,8 +31,8 @@ from telemetry.facts.records import (
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from tests.support.worlds.twin_cases import SEED, twin
-from tests.support.worlds.twin_measures import (
+from tests.support.worlds.twins.cases import SEED, twin
+from tests.support.worlds.twins.measures import (
     Group,
     Measure,
     e2e,
@@ -42,7 +42,7 @@ from tests.support.worlds.twin_measures import (
     steps,
     ttft,
 )
-from tests.support.worlds.twin_traces import TRACES, fault, of, pauses
+from tests.support.worlds.twins.traces import TRACES, fault, of, pauses
 
 pytestmark = pytest.mark.long
 

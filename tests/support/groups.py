@@ -26,7 +26,7 @@ DEFAULT_SERVER = (
     "tests/e2e/test_e2e_storm.py",
     "tests/dashboards/test_agents.py",
 )
-# of the twins of `tests/support/worlds/twin_cases.py`, and of what is said of each
+# of the twins of `tests/support/worlds/twins/cases.py`, and of what is said of each
 TWINS = (
     "tests/lab/test_twins.py",
     "tests/diagnosis/test_classifier.py",

@@ -24,7 +24,7 @@ from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.rules import findings_of
 from lab.twins.registry import build_twin
 from telemetry.facts.reasons import EndReason, WaitReason
-from tests.support.worlds.twin_cases import SECOND, verdicts
+from tests.support.worlds.twins.cases import SECOND, verdicts
 
 S, M = Symptom, Measurement
 

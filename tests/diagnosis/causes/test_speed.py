@@ -13,7 +13,7 @@ from diagnosis.detection.steps import Steps
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser
 from tests.diagnosis.test_engine_time import SECOND, baseline, charged, decodes
-from tests.support.worlds.twin_cases import twin
+from tests.support.worlds.twins.cases import twin
 
 S = Symptom
 

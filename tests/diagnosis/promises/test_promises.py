@@ -31,7 +31,7 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
-from tests.support.worlds.twin_cases import SECOND, SEED, judged_once, top_of, twin, verdicts
+from tests.support.worlds.twins.cases import SECOND, SEED, judged_once, top_of, twin, verdicts
 
 MISSED = Symptom.SLO_MISSED
 FORMS = TWINS[MISSED.value]

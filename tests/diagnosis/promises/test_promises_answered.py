@@ -15,7 +15,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.clock import MonotonicClock
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
-from tests.support.worlds.twin_cases import judged_once, twin
+from tests.support.worlds.twins.cases import judged_once, twin
 
 
 def said_of(form: str) -> Diagnosis:

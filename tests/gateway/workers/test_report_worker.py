@@ -22,7 +22,7 @@ from service.composition.report_worker import (
 from service.composition.thread_stacks import both_stacks, gateway_stacks
 from telemetry.facts.clock import ManualClock
 from telemetry.journal.in_use import in_use, is_in_use
-from tests.support.worlds.twin_cases import SECOND
+from tests.support.worlds.twins.cases import SECOND
 
 HEALTHY = Diagnosis((), 0, 0, True)
 MINUTE_NS = 60 * SECOND

@@ -22,7 +22,7 @@ from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal import write_journal
 from tests.support.servers.server import eventually
-from tests.support.worlds.twin_cases import SECOND, twin
+from tests.support.worlds.twins.cases import SECOND, twin
 
 
 @cache

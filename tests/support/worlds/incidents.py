@@ -10,7 +10,7 @@ from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import Journal, open_journal
-from tests.support.worlds.twin_cases import SECOND, twin
+from tests.support.worlds.twins.cases import SECOND, twin
 
 INTO_S = 12
 

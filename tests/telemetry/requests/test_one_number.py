@@ -37,7 +37,7 @@ from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
 from telemetry.traces.span_attributes import phase_attributes, root_attributes, token_gaps
 from tests.support.worlds.metrics_world import MetricsWorld
-from tests.support.worlds.twin_cases import twin
+from tests.support.worlds.twins.cases import twin
 
 # all of it lies within the minute that the screens look back
 LIFE_NS = 55_000_000_000

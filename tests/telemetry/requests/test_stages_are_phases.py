@@ -28,7 +28,7 @@ from tests.support.worlds.facts import (
     submitted,
     tokenized,
 )
-from tests.support.worlds.twin_cases import twin
+from tests.support.worlds.twins.cases import twin
 
 PHASES = {
     Stage.INGEST: (Phase.ACCEPT, Phase.PARSE, Phase.TOKENIZE),

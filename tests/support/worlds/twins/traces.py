@@ -29,7 +29,7 @@ from telemetry.facts.records import (
     RequestEnded,
     SequenceSubmitted,
 )
-from tests.support.worlds.twin_measures import (
+from tests.support.worlds.twins.measures import (
     computed_again,
     encoding,
     hits,
