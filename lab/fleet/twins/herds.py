@@ -19,6 +19,7 @@ from lab.fleet.twins.recorded_world import RecordedWorld
 from lab.fleet.world import FleetScenario
 from service.engine.inbox import Submit
 from service.engine.plan import Emission
+from service.fleet.routing.prediction import candidates
 from service.fleet.routing.reports import Reported
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
@@ -64,15 +65,15 @@ class Forgetful(Router):
         view = None if best is None else self._book.by_name.get(best)
         if view is None or view.name == routed.engine or view.draining:
             return routed
-        cached_tokens = self._book.cached_tokens(view, request)
-        chosen = self._book.predicted(view.index, request, cached_tokens, now_ns)
+        held = {view.index: self._book.cached_tokens(view.index, request)}
+        chosen = candidates(self._book.predicted(held, request, now_ns), now_ns)
         others = [one for one in routed.candidates if one.engine != view.name]
         return replace_fact(
             routed,
             engine=view.name,
             incarnation=view.incarnation,
             ordinal=view.sent_count + 1,
-            candidates=(chosen.candidate(now_ns), *others[:7]),
+            candidates=(*chosen, *others[:7]),
             left_out=routed.left_out + len(routed.candidates) - 1 - len(others[:7]),
         )
 

@@ -9,7 +9,8 @@ simulated fleet (`lab.fleet`), and again over recorded facts (`decided_again`).
     anchors                   prefixes of a prompt as keyed hashes
     engine_view               what the router knows of one engine, corrected by what it sent itself
     prediction                first token, finish and harm of a request there
-    load_order, prefix_index  engines by load, and by the prefixes that they hold
+    load_order                engines by load
+    prefix_index, prefix_runs engines by the prefixes that they hold
     ring                      consistent hashing
     policies                  the three ways to choose
     decided_again             the same choices from the facts, and other policies on them

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from service.fleet.routing.anchors import STRIDE_BLOCKS
 from service.fleet.routing.engine_view import EngineView, Sent
 from service.fleet.routing.load_order import LoadOrder
@@ -22,7 +24,8 @@ class Book:
 
     def __init__(self, settings: RoutingSettings) -> None:
         self.settings = settings
-        self.views: list[EngineView | None] = []
+        self.views: list[EngineView] = []
+        """By index; one that left stays until another takes its place."""
         self._free: list[int] = []
         self.by_name: dict[str, EngineView] = {}
         self.order = LoadOrder()
@@ -38,11 +41,6 @@ class Book:
         """Whether prompts have much in common with those before them."""
         return self.held_share >= _SHARING
 
-    def view(self, index: int) -> EngineView:
-        found = self.views[index]
-        assert found is not None, index
-        return found
-
     def add(self, name: str, incarnation: int, block_tokens: int, now_ns: int) -> EngineView:
         """An engine may be chosen from now on."""
         index = self._free.pop() if self._free else len(self.views)
@@ -55,7 +53,6 @@ class Book:
     def drop(self, view: EngineView) -> None:
         """An engine is gone, with all that it held."""
         del self.by_name[view.name]
-        self.views[view.index] = None
         self._free.append(view.index)
         self.order.remove(view.index)
         self.prefixes.forget(view.index)
@@ -66,21 +63,20 @@ class Book:
         if view.draining:
             self.order.remove(view.index)
             return
-        score = self.predicted(view.index, self._usual, 0, now_ns).score
-        self.order.set(view.index, int(score))
+        (usual,) = self.predicted({view.index: 0}, self._usual, now_ns)
+        self.order.set(view.index, int(usual.score))
 
     def predicted(
-        self, index: int, request: RouteRequest, cached_tokens: int, now_ns: int
-    ) -> Predicted:
-        view, weight = self.view(index), self.settings.harm_weight
-        return predict(view, request, cached_tokens, now_ns, self.mean_outputs, weight)
+        self, held: Mapping[int, int], request: RouteRequest, now_ns: int
+    ) -> list[Predicted]:
+        """For engines, by index with the tokens of the prompt that they hold."""
+        weight = self.settings.harm_weight
+        return predict(held, self.views, request, now_ns, self.mean_outputs, weight)
 
-    def cached_tokens(self, view: EngineView, request: RouteRequest) -> int:
+    def cached_tokens(self, index: int, request: RouteRequest) -> int:
         """How much of a prompt an engine is believed to hold."""
-        for depth, holders in self.prefixes.matches(request.anchors):
-            if view.index in holders:
-                return tokens_at(view, depth, request)
-        return 0
+        depth = self.prefixes.depth(index, request.anchors)
+        return tokens_at(self.views[index], depth, request) if depth else 0
 
     def take_prefixes(self, view: EngineView, changes: PrefixChanges) -> None:
         """What an engine reports about its cache. After a message that was lost nothing is known
@@ -127,8 +123,10 @@ class Book:
     def check(self) -> None:
         """Walk all state; raises AssertionError."""
         self.prefixes.check()
-        live = [view for view in self.views if view is not None]
+        self.order.check()
+        live = [view for view in self.views if view.index not in self._free]
         assert {view.name: view for view in live} == self.by_name
+        assert all(self.views[view.index] is view for view in live)
         assert sum(len(view.outstanding) for view in live) == self.outstanding
         for view in live:
             assert view.draining != (view.index in self.order), view.name

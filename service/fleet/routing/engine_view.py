@@ -11,7 +11,7 @@ is exact for requests; their lengths are predictions.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import NamedTuple
 
 import msgspec
@@ -59,7 +59,18 @@ class _Gone(NamedTuple):
 
 
 class EngineView:
-    """One engine. After each change `refresh` works out again what predictions are made from."""
+    """One engine. After each change what predictions are made from is worked out again. In slots:
+    a choice reads a few engines of a thousand, and each of them has to come from memory."""
+
+    __slots__ = (
+        "_choice_ends", "_choices", "_context", "_ended", "_ends", "_fitted", "_free_blocks",
+        "_received", "_residents", "_unseen", "_waiting_tokens", "block_tokens", "budget_tokens",
+        "choices_ended", "context_token_ns", "context_tokens", "cost", "decode_ns", "draining",
+        "ended_count", "free_blocks", "incarnation", "index", "max_seqs", "mixed_ns", "name",
+        "name_hash", "outstanding", "pair_ns", "prefill_ns", "prefix_number", "ready_ns",
+        "report", "residents", "row_ns", "rows", "sent_count", "signal_ns", "spare_ns",
+        "target_ns", "token_ns", "used_blocks",
+    )  # fmt: skip
 
     def __init__(
         self, index: int, name: str, incarnation: int, block_tokens: int, joined_ns: int
@@ -71,9 +82,8 @@ class EngineView:
         self.block_tokens = block_tokens
         self.draining = False
         self.report: EngineReported | None = None
-        self.cost = ASSUMED_COST
         self._fitted: StepCostSet | None = None
-        self.outstanding: OrderedDict[str, Sent] = OrderedDict()
+        self.outstanding: dict[str, Sent] = {}
         self.sent_count = self.ended_count = self.choices_ended = 0
         self.prefix_number: int | None = None
         # in the report, of those that were sent and ended
@@ -85,15 +95,13 @@ class EngineView:
         # what predictions read
         self.signal_ns = joined_ns
         self.ready_ns = float(joined_ns)
-        self.residents = 0
-        self.rows = 0
-        self.context_tokens = 0.0
         self.max_seqs = ASSUMED_MAX_SEQS
         self.budget_tokens = ASSUMED_BUDGET_TOKENS
         self.target_ns: int | None = None
         self.free_blocks: float | None = None
-        self.used_blocks = 0
-        self.refresh()
+        self.used_blocks = self._free_blocks = 0
+        self._take_cost(ASSUMED_COST)
+        self._count()
 
     def goes_back(self, report: EngineReported) -> bool:
         """Whether it contains fewer requests, or fewer ends, than the report before it."""
@@ -112,7 +120,10 @@ class EngineView:
         if report.cost is not None:
             self._fitted = report.cost
         if self._fitted is not None:
-            self.cost = step_cost_at(self._fitted, report.drift)
+            self._take_cost(step_cost_at(self._fitted, report.drift))
+        self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
+        self.target_ns, self.used_blocks = report.target_ns, report.blocks_used
+        self._free_blocks = report.blocks_total - report.blocks_used
         while self._unseen and self._unseen[0].ordinal <= report.received:
             self._unseen.popleft()
         while self._ends and self._ends[0].number <= report.ended:
@@ -120,7 +131,7 @@ class EngineView:
         while self._choice_ends and self._choice_ends[0].number <= self._choices:
             self._choice_ends.popleft()
         self.signal_ns = report.at_ns - report.age_ns
-        self.refresh()
+        self._count()
         self.ready_ns = self.signal_ns + report.prompt_tokens * self.token_ns
         for sent in self._unseen:
             self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
@@ -130,7 +141,10 @@ class EngineView:
         self.sent_count = sent.ordinal
         self.outstanding[sent.request_id] = sent
         self._unseen.append(sent)
-        self.refresh()
+        self._residents += sent.live
+        self._context += sent.context_tokens * sent.live
+        self._waiting_tokens += sent.tokens
+        self._price()
         self.ready_ns = max(self.ready_ns, sent.sent_ns) + sent.tokens * self.token_ns
 
     def has_further(self, request_id: str) -> bool:
@@ -144,7 +158,7 @@ class EngineView:
         sent.live -= 1
         self.choices_ended += 1
         self._choice_ends.append(_Gone(self.choices_ended, sent, 1, False))
-        self.refresh()
+        self._count()
 
     def ended(self, request_id: str, by_engine: bool) -> Sent:
         """A request is over; `by_engine`: the engine wrote its end, and counts it."""
@@ -153,59 +167,63 @@ class EngineView:
         if not self._contains(sent):
             self._unseen.remove(sent)  # but a report that is under way may
         self._ends.append(_Gone(self.ended_count, sent, sent.live, True))
-        self.refresh()
+        self._count()
         return sent
 
     def _contains(self, sent: Sent) -> bool:
         """Whether the last report counts a request, ended since or not."""
         return self.report is not None and sent.ordinal <= self.report.received
 
-    def refresh(self) -> None:
-        """Rows, context and the time of a step, as they are believed to be now."""
-        report, unseen = self.report, self._unseen
-        gone = [one for one in (*self._ends, *self._choice_ends) if self._contains(one.sent)]
-        residents = sum(one.live for one in unseen) - sum(one.sequences for one in gone)
-        context = sum(one.context_tokens * one.live for one in unseen)
+    def _count(self) -> None:
+        """What is there: the report, with what was sent since, without what ended since."""
+        report = self.report
+        residents = context = waiting_tokens = received = 0
         if report is not None:
-            residents += report.running + report.waiting
-            self.max_seqs, self.budget_tokens = report.max_seqs, report.budget_tokens
-            self.target_ns = report.target_ns
-            waiting_tokens = report.prompt_tokens + sum(one.tokens for one in unseen)
-            # blocks of a prompt are shared
-            freed = sum(one.sent.context_tokens for one in gone if one.is_last)
-            free = report.blocks_total - report.blocks_used
-            self.free_blocks = free - (waiting_tokens - freed) / self.block_tokens
-            self.used_blocks = report.blocks_used
-            context += report.context_tokens + report.prompt_tokens
-            context -= sum(one.sent.context_tokens * one.sequences for one in gone)
-        # what the router itself has there is certain
-        self.residents = max(residents, len(self.outstanding))
-        self.rows = min(self.max_seqs, self.residents)
-        self.context_tokens = float(max(0, context))
+            received = report.received
+            residents = report.running + report.waiting
+            context = report.context_tokens + report.prompt_tokens
+            waiting_tokens = report.prompt_tokens
+        for sent in self._unseen:
+            residents += sent.live
+            context += sent.context_tokens * sent.live
+            waiting_tokens += sent.tokens
+        for ends in (self._ends, self._choice_ends):
+            for _, sent, sequences, is_last in ends:
+                if sent.ordinal <= received:
+                    residents -= sequences
+                    context -= sent.context_tokens * sequences
+                    if is_last:  # blocks of a prompt are shared
+                        waiting_tokens -= sent.context_tokens
+        self._residents, self._context = residents, context
+        self._waiting_tokens = waiting_tokens
         self._price()
 
-    def _price(self) -> None:
-        """The time of a step, and what of it is there for prompts, as the engine's own budget gives
-        it (`service.engine.planning.budget`). A step without decodes is as long as its prompts
-        need."""
-        cost = self.cost
+    def _take_cost(self, cost: SetStepCost) -> None:
+        self.cost = cost
         self.prefill_ns = float(cost.prefill_token_ns)
         self.row_ns, self.context_token_ns = float(cost.decode_row_ns), cost.context_token_ns
         self.pair_ns, self.mixed_ns = cost.pair_ns, float(cost.mixed_ns)
-        self.decode_ns = float(cost.decode_step_ns(self.rows, int(self.context_tokens)))
-        self.spare_ns = max(1.0, self.prefill_ns * (self.budget_tokens - self.rows))
-        if self.rows and self.target_ns is not None:
-            self.spare_ns = min(self.spare_ns, spare_ns(cost, self.decode_ns, self.target_ns))
-        self.token_ns = self.prefill_ns * (1.0 + self.decode_ns / self.spare_ns)
 
-    def silence_ns(self, now_ns: int) -> int:
-        """How much longer it is expected to say nothing; 0 while reports come."""
-        age_ns = now_ns - self.signal_ns
-        return age_ns if age_ns > SILENT_NS else 0
-
-    def age_ns(self, now_ns: int) -> int | None:
-        """Of the last report; None: there is none."""
-        return None if self.report is None else max(0, now_ns - self.signal_ns)
+    def _price(self) -> None:
+        """Rows, context and the time of a step, as they are believed to be now, and what of a step
+        is there for prompts, as the engine's own budget gives it
+        (`service.engine.planning.budget`). A step without decodes is as long as its prompts
+        need."""
+        cost, residents, most = self.cost, self._residents, self.max_seqs
+        if self.report is not None:
+            self.free_blocks = self._free_blocks - self._waiting_tokens / self.block_tokens
+        if residents < len(self.outstanding):  # what the router itself has there is certain
+            residents = len(self.outstanding)
+        self.residents = residents
+        self.rows = rows = residents if residents < most else most
+        self.context_tokens = float(max(0, self._context))
+        decode_ns = float(cost.decode_step_ns(rows, int(self.context_tokens)))
+        self.decode_ns = decode_ns
+        spare = max(1.0, self.prefill_ns * (self.budget_tokens - rows))
+        if rows and self.target_ns is not None:
+            spare = min(spare, spare_ns(cost, decode_ns, self.target_ns))
+        self.spare_ns = spare
+        self.token_ns = self.prefill_ns * (1.0 + decode_ns / spare)
 
 
 def spare_ns(cost: SetStepCost, decode_ns: float, target_ns: int) -> float:

@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import Protocol, assert_never
 
 from service.fleet.routing.book import Book, tokens_at
-from service.fleet.routing.engine_view import EngineView
-from service.fleet.routing.prediction import Predicted, predict
+from service.fleet.routing.engine_view import SILENT_NS, EngineView
+from service.fleet.routing.prediction import Predicted
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.ring import Ring, hash_of
 from telemetry.facts.fleet.routing_records import RoutingPolicy
@@ -70,12 +70,11 @@ class LeastFinish:
         found = self._holders(request, excluded)
         self._add_least_loaded(found, now_ns, excluded)
         salt = hash_of(book.settings.seed, request.request_id)
-        self._add_any(found, salt, excluded)
-        means, weight = book.mean_outputs, book.settings.harm_weight
-        weighed = [
-            predict(book.view(index), request, held, now_ns, means, weight)
-            for index, held in found.items()
-        ]
+        # one more by chance: an engine whose place in the order is out of date is seen at last
+        index = book.order.at(salt % len(book.order))
+        if index not in found and index not in excluded:
+            found[index] = 0
+        weighed = book.predicted(found, request, now_ns)
         weighed.sort(key=attrgetter("score"))
         target_ns = request.ttft_target_ns
         if target_ns is None or not book.settings.late_apart_ns:
@@ -108,60 +107,58 @@ class LeastFinish:
         if least_ns <= MARGIN * target_ns / 2:
             return weighed[0]  # its own length makes it late: others have room
         seen = {one.view.index for one in weighed}
-        more = [
-            book.predicted(index, request, book.cached_tokens(book.view(index), request), now_ns)
-            for index in book.order.up_to(apart_ns, LATE)
-            if index not in seen and index not in excluded
-        ]
+        more = book.predicted(
+            {
+                index: book.cached_tokens(index, request)
+                for index in book.order.up_to(apart_ns, LATE)
+                if index not in seen and index not in excluded
+            },
+            request,
+            now_ns,
+        )
         near += [one for one in more if one.before_ns <= most_ns]
         return max(_least_work(near), key=attrgetter("before_ns"))
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
         as much, the least loaded. At most `GROUPS` different sets of holders are looked at."""
-        book = self._book
-        order, found, least = book.order, dict[int, int](), list[int]()
+        views, found = self._book.views, dict[int, int]()
         last = groups = 0
-        at_depth = list(map(book.prefixes.holders.get, request.anchors))
-        for depth in range(len(at_depth), 0, -1):
-            holders = at_depth[depth - 1]
-            if holders is None or len(holders) == last:
+        for depth, holders in self._book.prefixes.matches(request.anchors):
+            if len(holders) == last:
                 continue  # the same ones: who holds more, holds this too
             last, groups = len(holders), groups + 1
-            if last <= 2 * HOLDERS:
-                group = [index for index in holders if index in order]
-            else:
-                least = least or order.least(LOOKED_THROUGH)
-                group = [index for index in least if index in holders][:HOLDERS]
-                group += [index for index in islice(holders, HOLDERS) if index in order]
-            for index in group:
+            for index in self._group(holders):
                 if index not in found and index not in excluded:
-                    found[index] = tokens_at(book.view(index), depth, request)
+                    found[index] = tokens_at(views[index], depth, request)
             if len(found) >= HOLDERS or groups == GROUPS:
                 break
         return found
+
+    def _group(self, holders: Collection[int]) -> list[int]:
+        """Those of the holders that are looked at."""
+        views = self._book.views
+        if len(holders) <= 2 * HOLDERS:
+            return [index for index in holders if not views[index].draining]
+        least = self._book.order.least(LOOKED_THROUGH)
+        group = list(islice(filter(holders.__contains__, least), HOLDERS))
+        group += [index for index in islice(holders, HOLDERS) if not views[index].draining]
+        return group
 
     def _add_least_loaded(
         self, found: dict[int, int], now_ns: int, excluded: Collection[int]
     ) -> None:
         """The first of the order; beyond those, silent ones and excluded ones do not count."""
         added = 0
-        order, view = self._book.order, self._book.view
-        for place in range(min(len(order), LOOKED_THROUGH + len(excluded))):
-            index = order.at(place)
+        views = self._book.views
+        for index in self._book.order.least(LOOKED_THROUGH + len(excluded)):
             if index in excluded:
                 continue
-            found.setdefault(index, 0)
-            added += not view(index).silence_ns(now_ns)
+            if index not in found:
+                found[index] = 0
+            added += now_ns - views[index].signal_ns <= SILENT_NS
             if added == LEAST_LOADED:
                 return
-
-    def _add_any(self, found: dict[int, int], salt: int, excluded: Collection[int]) -> None:
-        """One more by chance: an engine whose place in the order is out of date is seen at last."""
-        order = self._book.order
-        index = order.at(salt % len(order))
-        if index not in excluded:
-            found.setdefault(index, 0)
 
 
 class PrefixAffinity:
@@ -188,9 +185,8 @@ class PrefixAffinity:
         index = self._holder(request, excluded)
         if index is None:
             index = self._on_ring(request, excluded)
-        view = self._book.view(index)
-        cached_tokens = self._book.cached_tokens(view, request)
-        return [self._book.predicted(index, request, cached_tokens, now_ns)]
+        cached_tokens = self._book.cached_tokens(index, request)
+        return self._book.predicted({index: cached_tokens}, request, now_ns)
 
     def _holder(self, request: RouteRequest, excluded: Collection[int]) -> int | None:
         last = 0
@@ -220,7 +216,7 @@ class PrefixAffinity:
         if index not in book.order:
             return False
         most = ceil(book.settings.load_bound * (book.outstanding + 1) / len(book.order))
-        return len(book.view(index).outstanding) < most
+        return len(book.views[index].outstanding) < most
 
 
 class RoundRobin:
@@ -246,8 +242,8 @@ class RoundRobin:
         for step in range(1, count + 1):
             index = (self._last + step) % count
             if index in book.order and index not in excluded:
-                cached_tokens = book.cached_tokens(book.view(index), request)
-                return [book.predicted(index, request, cached_tokens, now_ns)]
+                cached_tokens = book.cached_tokens(index, request)
+                return book.predicted({index: cached_tokens}, request, now_ns)
         raise AssertionError("the caller asks only where an engine may be chosen")
 
 

@@ -15,7 +15,9 @@ sequence of the request) beside it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from service.fleet.routing.engine_view import SILENT_NS, EngineView
 from service.fleet.routing.request import RouteRequest
@@ -23,7 +25,7 @@ from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.routing_records import Candidate
 
 
-class Predicted(NamedTuple):
+class Predicted(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Nanoseconds from the choice on; `score` is what is compared. Of the time until the first
     token, it waits for others for `before_ns`, and its own prompt takes `work_ns`."""
 
@@ -36,61 +38,75 @@ class Predicted(NamedTuple):
     cached_tokens: int
     view: EngineView
 
-    def candidate(self, now_ns: int) -> Candidate:
-        return Candidate(
-            self.view.name,
-            self.view.age_ns(now_ns),
-            self.cached_tokens,
-            round(self.ttft_ns),
-            round(self.finish_ns),
-            round(self.harm_ns),
-        )
-
 
 def predict(
-    view: EngineView,
+    held: Mapping[int, int],
+    views: Sequence[EngineView],
     request: RouteRequest,
-    cached_tokens: int,
     now_ns: int,
     mean_outputs: float,
     harm_weight: float,
-) -> Predicted:
-    """`mean_outputs` tokens is what requests that ended lately had. Without calls, because a choice
-    makes about ten of these."""
-    computed = request.prompt_tokens - cached_tokens
-    work_ns = computed * view.prefill_ns + view.mixed_ns
-    if view.pair_ns:
-        work_ns += view.pair_ns * attention_pairs(computed, cached_tokens)
-    decode_ns, outputs = view.decode_ns, mean_outputs
-    before_ns = view.ready_ns - now_ns
-    if before_ns < 0:
-        before_ns = 0.0
-    if now_ns - view.signal_ns > SILENT_NS:
-        before_ns += now_ns - view.signal_ns
-    if view.rows:
-        before_ns += decode_ns / 2
-        before_ns += _wait_for_room_ns(view, computed, mean_outputs)
-    steps = work_ns / view.spare_ns
-    ttft_ns = before_ns + work_ns + (steps if steps > 1.0 else 1.0) * decode_ns
+) -> list[Predicted]:
+    """For engines, by index with the tokens of the prompt that they hold. `mean_outputs` tokens is
+    what requests that ended lately had. One loop, nearly without calls, because a choice makes
+    about ten of these."""
+    prompt_tokens, sequences = request.prompt_tokens, request.sequences
+    outputs = mean_outputs
     if request.max_tokens < outputs:
         outputs = float(request.max_tokens)
-    row_ns = view.row_ns + view.context_token_ns * (request.prompt_tokens + outputs / 2)
-    row_ns *= request.sequences
-    finish_ns = ttft_ns + (outputs - 1) * (decode_ns + row_ns)
+    later_tokens = outputs - 1
+    context_tokens = prompt_tokens + outputs / 2
     shared_steps = mean_outputs / 2
     if outputs < shared_steps:
         shared_steps = outputs
-    harm_ns = view.rows * (work_ns + shared_steps * row_ns)
-    score = finish_ns + harm_weight * harm_ns
-    return Predicted(score, before_ns, work_ns, ttft_ns, finish_ns, harm_ns, cached_tokens, view)
+    found = []
+    for index, cached_tokens in held.items():
+        view = views[index]
+        computed = prompt_tokens - cached_tokens
+        work_ns = computed * view.prefill_ns + view.mixed_ns
+        if view.pair_ns:
+            work_ns += view.pair_ns * attention_pairs(computed, cached_tokens)
+        decode_ns, rows = view.decode_ns, view.rows
+        before_ns = view.ready_ns - now_ns
+        if before_ns < 0:
+            before_ns = 0.0
+        if now_ns - view.signal_ns > SILENT_NS:
+            before_ns += now_ns - view.signal_ns
+        if rows:
+            before_ns += decode_ns / 2
+            life_ns = mean_outputs * decode_ns  # those who run end one after the other
+            if view.residents >= view.max_seqs:
+                before_ns += (view.residents + 1 - view.max_seqs) * life_ns / view.max_seqs
+            elif view.free_blocks is not None:
+                short = computed / view.block_tokens - view.free_blocks
+                if short > 0:
+                    before_ns += short * life_ns / max(1.0, view.used_blocks)
+        steps = work_ns / view.spare_ns
+        ttft_ns = before_ns + work_ns + (steps if steps > 1.0 else 1.0) * decode_ns
+        row_ns = (view.row_ns + view.context_token_ns * context_tokens) * sequences
+        finish_ns = ttft_ns + later_tokens * (decode_ns + row_ns)
+        harm_ns = rows * (work_ns + shared_steps * row_ns)
+        score = finish_ns + harm_weight * harm_ns
+        found.append(
+            Predicted(score, before_ns, work_ns, ttft_ns, finish_ns, harm_ns, cached_tokens, view)
+        )
+    return found
 
 
-def _wait_for_room_ns(view: EngineView, computed: int, mean_outputs: float) -> float:
-    """Until a slot and blocks are free: those who run end one after the other."""
-    life_ns = mean_outputs * view.decode_ns
-    if view.residents >= view.max_seqs:
-        return (view.residents + 1 - view.max_seqs) * life_ns / view.max_seqs
-    if view.free_blocks is None:
-        return 0.0
-    short = computed / view.block_tokens - view.free_blocks
-    return short * life_ns / max(1.0, view.used_blocks) if short > 0 else 0.0
+def candidates(weighed: Iterable[Predicted], now_ns: int) -> tuple[Candidate, ...]:
+    """As a fact has them."""
+    found = []
+    for one in weighed:
+        view = one.view
+        age_ns = None if view.report is None else max(0, now_ns - view.signal_ns)
+        found.append(
+            Candidate(
+                view.name,
+                age_ns,
+                one.cached_tokens,
+                round(one.ttft_ns),
+                round(one.finish_ns),
+                round(one.harm_ns),
+            )
+        )
+    return tuple(found)

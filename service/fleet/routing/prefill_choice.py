@@ -152,10 +152,7 @@ class PrefillChoice:
         number = self._numbers.get(engine.name)
         if number is None:
             return 0
-        for depth, holders in self._prefixes.matches(anchors):
-            if number in holders:
-                return depth * STRIDE_BLOCKS * engine.block_tokens
-        return 0
+        return self._prefixes.depth(number, anchors) * STRIDE_BLOCKS * engine.block_tokens
 
 
 def _place(load: Load, cached_tokens: int) -> PrefillPlace:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from service.fleet.routing.book import Book
 from service.fleet.routing.engine_view import EngineView, Sent
 from service.fleet.routing.policies import policy_of
-from service.fleet.routing.prediction import Predicted
+from service.fleet.routing.prediction import Predicted, candidates
 from service.fleet.routing.reports import Reported, is_usable
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.settings import (
@@ -55,6 +55,8 @@ FleetFact = (
     | RouteChoiceEnded
     | RouteEnded
 )
+
+_NO_ENGINE = frozenset[int]()
 
 
 class FleetFull(Exception):
@@ -214,6 +216,8 @@ class Router:
     def _excluded(self, request: RouteRequest) -> frozenset[int]:
         excluded = request.excluded
         named = self.last_excluded if excluded is None else excluded[:MAX_EXCLUDED]
+        if not named:
+            return _NO_ENGINE
         order, views = self._book.order, map(self._book.by_name.get, named)
         return frozenset(v.index for v in views if v is not None and v.index in order)
 
@@ -239,7 +243,7 @@ def _routed(
         request.ttft_target_ns,
         request.anchors,
         None if request.excluded is None else request.excluded[:MAX_EXCLUDED],
-        tuple([one.candidate(now_ns) for one in weighed]),
+        candidates(weighed, now_ns),
         eligible - len(weighed),
         request.sequences,
     )
