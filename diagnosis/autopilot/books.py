@@ -8,6 +8,7 @@ else when it has ended, as the SLO report judges it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -201,6 +202,17 @@ class Books:
                 count[one.slo_class] += 1
                 good[one.slo_class] += one.is_good
         return {name: Tally(good[name], number) for name, number in count.items()}
+
+    def all_known_until(self, names: Collection[str], begin_ns: int, end_ns: int) -> int:
+        """Of all requests of these classes that were accepted in [begin, the returned time) it is
+        known whether they are good. The first to end are the fast ones: shares of those that have
+        ended are too good."""
+        for live in self._live.values():  # in the order of their arrival
+            if live.accepted_ns >= end_ns:
+                break
+            if live.accepted_ns >= begin_ns and not live.is_late and live.slo_class in names:
+                return live.accepted_ns
+        return end_ns
 
     def load(self, begin_ns: int, end_ns: int) -> Load:
         """Of [begin, end), as far as it was watched."""

@@ -3,8 +3,9 @@
     applied -> the queue from before empties -> measured -> kept, or rolled back
 
 Only requests that were accepted since count. As long as the queue from before the change empties,
-those it is for are not counted: they wait behind it. A class that becomes clearly worse ends the
-trial at once.
+those it is for are not counted: they wait behind it. Nor are those that came after one of which it
+is not known yet whether it is good: the fast ones end first. A class that becomes clearly worse
+ends the trial at once.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Running:
         found = books.tallies(self.applied_ns, now_ns)
         settled_ns = now_ns if self.settled_ns is None else self.settled_ns
         found |= {name: Tally() for name in self.proposal.gaining}
-        later = books.tallies(settled_ns, now_ns)
+        until_ns = now_ns
+        if now_ns - settled_ns < MOST_MEASURED_NS:
+            until_ns = books.all_known_until(self.proposal.gaining, settled_ns, now_ns)
+        later = books.tallies(settled_ns, until_ns)
         found |= {name: later[name] for name in self.proposal.gaining if name in later}
         return {name: one for name, one in found.items() if one.requests}
 

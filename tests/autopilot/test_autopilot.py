@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from diagnosis.autopilot.bounds import LimitBounds
 from diagnosis.autopilot.desk import State
-from diagnosis.autopilot.thresholds import ANSWER_WITHIN_NS
+from diagnosis.autopilot.thresholds import ANSWER_WITHIN_NS, MOST_MEASURED_NS
 from telemetry.facts.limits import LimitValue
 from telemetry.facts.reasons import AutopilotDecision as Decision
 from telemetry.facts.reasons import AutopilotReason as Reason
 from tests.support.examples import examples
-from tests.support.worlds.piloted import SECOND, Model, Shares, World, at_rest
+from tests.support.worlds.piloted import SECOND, Model, Shares, World, admitted, arrival, at_rest
 
 SEQS = [{"max_num_seqs": n} for n in (2, 4, 8, 16, 32)]
 
@@ -71,6 +71,32 @@ def test_a_promise_that_is_not_kept_is_rolled_back_and_not_tried_again() -> None
     assert found.told(Decision.ROLLED_BACK)[0].reason is Reason.PROMISE_MISSED
     assert found.in_force["max_num_seqs"] == 4
     assert Reason.TRIED_BEFORE in {one.reason for one in found.told(Decision.REFUSED)}
+
+
+def test_it_waits_for_the_requests_that_take_long() -> None:
+    """Good ones end within a second, the others after twenty: of those that have ended after ten
+    seconds, nearly all are good."""
+    found = world(
+        always(0.4), forecast=by_seqs(), takes_s=lambda is_good: 1.0 if is_good else 20.0
+    ).run(300)
+
+    assert found.told(Decision.APPLIED)
+    assert not found.told(Decision.KEPT)
+    assert found.told(Decision.ROLLED_BACK)[0].reason is Reason.PROMISE_MISSED
+
+
+def test_a_stream_without_an_end_holds_the_decision_up_for_three_minutes_at_most() -> None:
+    """A chat that goes on for an hour, begun just after the change."""
+    found = world(by_seqs(), events={14: _endless}).run(250)
+    kept = found.told(Decision.KEPT)[0]
+
+    assert found.told(Decision.APPLIED)[0].at_ns < 14 * SECOND
+    assert kept.at_ns - 14 * SECOND == pytest.approx(MOST_MEASURED_NS, abs=2 * SECOND)
+
+
+def _endless(found: World) -> None:
+    for fact in (*arrival("endless", 10**6, "chat", found.now_ns), admitted(10**6, found.now_ns)):
+        found.pilot.on_fact(fact)
 
 
 def test_a_class_that_becomes_clearly_worse_ends_the_trial_early() -> None:

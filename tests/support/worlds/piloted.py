@@ -20,7 +20,7 @@ from diagnosis.autopilot.pilot import Pilot
 from diagnosis.autopilot.proposal import Values
 from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAnswer, Trial
 from telemetry.facts.autopilot_records import AutopilotDecided
-from telemetry.facts.engine_records import EngineStarted, LimitsSet
+from telemetry.facts.engine_records import EngineStarted, LimitsSet, SequenceAdmitted
 from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.limits import LimitValue, limits_at_start, named
 from telemetry.facts.reasons import AutopilotDecision as Decision
@@ -57,7 +57,8 @@ def started(max_seqs: int = 4, budget_tokens: int = 2048) -> EngineStarted:
 class World:
     """`rate` gives the requests a second at a time in s, `verdict` what the diagnosis says there.
     `truth` is how it is, `forecast` how the search sees it; `search_s` is how long a search takes,
-    None: it never answers. `candidates` are the changes that it tries."""
+    None: it never answers. `candidates` are the changes that it tries. A request `takes_s`, by
+    whether it is good; what takes longer than its TTFT target waits for no batch."""
 
     truth: Model
     candidates: Sequence[Values]
@@ -67,6 +68,7 @@ class World:
         "fault" if min(shares.values(), default=1.0) < 0.95 else "healthy"
     )
     seed: int = 1
+    takes_s: Callable[[bool], float] = lambda is_good: 0.1
     acts: bool = True
     bounds: Bounds = field(default_factory=lambda: DEFAULT_BOUNDS)
     search_s: float | None = 6.0
@@ -145,10 +147,13 @@ class World:
             self._requests += 1
             name = f"r{self._requests}"
             slo_class = self._draw.choice(sorted(shares))
-            for fact in _arrival(name, self._requests, slo_class, self.now_ns):
+            for fact in arrival(name, self._requests, slo_class, self.now_ns):
                 self.pilot.on_fact(fact)
             is_good = self._draw.random() < shares[slo_class]
-            self._ends.append((self.now_ns + SECOND // 10, name, is_good))
+            takes_ns = int(self.takes_s(is_good) * SECOND)
+            if takes_ns > DEFAULT_POLICY.of(slo_class).ttft_ns:
+                self.pilot.on_fact(admitted(self._requests, self.now_ns))
+            self._ends.append((self.now_ns + takes_ns, name, is_good))
 
     def _answer(self) -> None:
         if self._answer_ns is None or self.now_ns < self._answer_ns:
@@ -277,7 +282,7 @@ def _total(trial: Trial) -> float:
     return sum(one.good_share for one in trial.classes.values())
 
 
-def _arrival(name: str, number: int, slo_class: str, at_ns: int) -> list[Fact]:
+def arrival(name: str, number: int, slo_class: str, at_ns: int) -> list[Fact]:
     return [
         RequestAccepted(
             name, at_ns, TRACE, None, None, None, "/v1/completions", "text_completion", "a",
@@ -286,3 +291,7 @@ def _arrival(name: str, number: int, slo_class: str, at_ns: int) -> list[Fact]:
         RequestTokenized(name, at_ns, 50),
         SequenceSubmitted(name, at_ns, number, 0),
     ]  # fmt: skip
+
+
+def admitted(seq_id: int, at_ns: int) -> SequenceAdmitted:
+    return SequenceAdmitted(seq_id, at_ns, 1, 50, 0, 0, 0)
