@@ -16,7 +16,12 @@ from lab.simulation.world import World as SimWorld
 from service.engine.fairness import DECODE_WEIGHT, Policy, service_bound
 from service.engine.inbox import SetLimits
 from service.engine.limits_record import LimitError, runtime_of, with_runtime
-from telemetry.facts.engine_records import LimitsSet, SequenceAdmitted, StepRecorded
+from telemetry.facts.engine_records import (
+    LimitsSet,
+    SequenceAdmitted,
+    SequenceQueued,
+    StepRecorded,
+)
 from telemetry.facts.limits import changed_names, named
 from telemetry.facts.reasons import EndReason, WaitReason
 from tests.support.worlds.engine_world import World
@@ -110,6 +115,24 @@ def test_a_sequence_of_the_time_without_a_cache_is_never_shared() -> None:
 
     hits = [fact.hit_tokens for fact in world.facts if isinstance(fact, SequenceAdmitted)]
     assert (hits, world.ends[first]) == ([0, 0], [EndReason.MAX_TOKENS])
+
+
+def test_prompts_have_names_in_the_record_while_the_cache_is_turned_off() -> None:
+    """Equal ones the same, so that a replay can say what the cache would be worth; not where the
+    server started without one."""
+    for at_start, known in ((True, True), (False, False)):
+        world = World(prefix_cache=at_start)
+        if at_start:
+            set_limits(world, prefix_cache=False)
+            world.step()
+        for first in (0, 0, 50):
+            world.submit(0, max_tokens=9, given=list(range(first, first + 16)))
+        world.run()
+
+        names = [fact.blocks for fact in world.facts if isinstance(fact, SequenceQueued)]
+        if known:
+            assert names[0] == names[1] != names[2]
+        assert [one is not None for one in names] == [known] * 3
 
 
 def test_weights_change_the_shares_of_tenants_that_wait() -> None:

@@ -1,7 +1,8 @@
 """A sequence's full blocks, as the prefix cache and the record know them.
 
 Digests are computed as they are needed: a prompt whose first block is not cached is not hashed
-to its end.
+to its end. While the cache is turned off, as the limits of a running engine may do, aliases are
+still given: so the record says which prompts begin alike, and what the cache would be worth.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def prefix_cache_of(limits: Limits) -> PrefixCache:
 
 
 class PrefixBlocks:
-    """The only writer of `cache_root`, `digests` and `recorded_aliases` of requests."""
+    """The only writer of `cache_root`, `cacheable`, `digests` and `recorded_aliases` of
+    requests."""
 
     def __init__(self, limits: Limits, prefix: PrefixCache, log: FactLog) -> None:
         self._block_tokens = limits.block_tokens
+        self._can_be_on = limits.prefix_cache
         self._prefix = prefix
         self._log = log
         waiting = limits.queue_limit_tokens // limits.block_tokens
@@ -46,14 +49,16 @@ class PrefixBlocks:
         self._aliases = BlockAliases(known + waiting, prefix.knows)
 
     def open(self, request: Request) -> None:
-        """Set the namespace in which a new request may share blocks, if it may."""
+        """Set the namespace in which a new request may share blocks, if it may. One that comes
+        while the cache is turned off shares none, also when it is turned on again."""
         submit = request.submit
         output = submit.prompt_output
         if output is not None and output.reads_every_row:
             return
-        if submit.cache_prefix and self._prefix.enabled:
+        if submit.cache_prefix and self._can_be_on:
             namespace = namespace_of(submit.tenant, submit.cache_salt)
             request.cache_root = self._prefix.root(namespace, submit.adapter)
+            request.cacheable = self._prefix.enabled
 
     def match(self, request: Request, now_ns: int) -> Match:
         """What the prefix cache has of a waiting request, without its last token: that one is
@@ -67,9 +72,12 @@ class PrefixBlocks:
         """Offer the full blocks of the first `tokens` tokens for reuse; a step that computed
         them has been committed."""
         blocks = tokens // self._block_tokens
-        if not request.cacheable or blocks <= request.cached_blocks:
+        if not request.is_named or blocks <= request.cached_blocks:
             return
         self._hash(request, blocks)
+        if not request.cacheable:
+            self.record_sealed(request, blocks)
+            return
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
             self._prefix.register(digest, block, request.submit.tenant, index + 1)
@@ -85,8 +93,8 @@ class PrefixBlocks:
 
     def prompt_aliases(self, request: Request) -> tuple[int, ...] | None:
         """Aliases of the prompt's full blocks, at most the first 512; the others are recorded
-        when they are found or computed. None where blocks are not shared."""
-        if not request.cacheable:
+        when they are found or computed. None where blocks have no names."""
+        if not request.is_named:
             return None
         blocks = min(_MAX_PROMPT_ALIASES, len(request.submit.prompt) // self._block_tokens)
         self._hash(request, blocks)

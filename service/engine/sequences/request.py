@@ -59,6 +59,7 @@ class Request:
     awaits_kv: bool = False
     paused: bool = False
     cache_root: bytes = b""
+    cacheable: bool = False
     digests: list[bytes] = field(default_factory=list)
     recorded_aliases: list[int] = field(default_factory=list)
     cached_blocks: int = 0
@@ -102,8 +103,8 @@ class Request:
         return self.awaits_grammar or self.awaits_adapter or self.awaits_kv or self.paused
 
     @property
-    def cacheable(self) -> bool:
-        """Whether its blocks may be shared."""
+    def is_named(self) -> bool:
+        """Whether its blocks have digests and aliases; those of a `cacheable` one may be shared."""
         return bool(self.cache_root)
 
     def recompute_tokens(self, count: int) -> int:

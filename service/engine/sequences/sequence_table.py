@@ -98,7 +98,7 @@ class SequenceTable:
             self.counters.add_prefill(request.submit.tenant, fresh)
         self.running.append(request)
         self._log.admitted(request, len(match.host_digests) * size, match.ghost_blocks * size)
-        if request.cacheable:
+        if request.is_named:
             cached = hit_blocks + match.ghost_blocks
             self.blocks.record_sealed(request, min(cached, len(request.submit.prompt) // size))
         return self._slot_start(request)

@@ -6,6 +6,7 @@ import dataclasses
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 
 from diagnosis.settings_search.answer import Form, Remedy, SettingsAnswer, Trial
@@ -15,6 +16,8 @@ from diagnosis.settings_search.thresholds import LEAST_TRIALS, MOST_TRIALS, SEAR
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun
 from lab.simulation.faults import Faults
+from service.engine.inbox import SetLimits
+from service.engine.limits_record import runtime_of
 from tests.support.worlds.promised import COST, GOOD, MS, POLICY, SECOND, Kind, Promised
 
 pytestmark = pytest.mark.long
@@ -24,6 +27,12 @@ CHAT = Kind(rate_per_s=5.0)
 LONG = Kind(rate_per_s=0.5, prompt=(600, 1200), outputs=(4, 20), slo_class="batch")
 FLOOD = Kind(rate_per_s=12.0, outputs=(60, 120), tenant="flood", slo_class="batch")
 GROWING = Kind(rate_per_s=5.0, prompt=(100, 300), outputs=(40, 80))
+
+
+def _without_cache() -> SetLimits:
+    """What an operator or a rollout sends to a server that started with the prefix cache."""
+    limits = msgspec.structs.replace(runtime_of(GOOD), prefix_cache=False)
+    return SetLimits(limits=limits, changed=("prefix_cache",), by="config", why="rolled out")
 
 
 SAID: dict[str, list[str]] = {}  # the progress of each search
@@ -41,6 +50,10 @@ WORLDS: dict[str, Promised] = {
         kinds=(GROWING,),
         limits=dataclasses.replace(GOOD, blocks_total=130, prefix_cache=False),
         cost=dataclasses.replace(COST, prefill_token_ns=60_000),
+    ),
+    "cache turned off": Promised(
+        kinds=(Kind(rate_per_s=3.0, prompt=(16, 48), shared_tokens=800),),
+        commands=((0, _without_cache()),),
     ),
     "flood": Promised(kinds=(Kind(rate_per_s=2.0, tenant="calm"), FLOOD)),
     "overload": Promised(
@@ -120,6 +133,21 @@ def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> 
     assert setting in names(answer.best)
     assert answer.remedy is remedy
     assert answer.form in (Form.MISCONFIGURED, Form.ONE_CLASS)
+
+
+def test_the_record_of_a_server_whose_cache_was_turned_off_says_what_it_would_be_worth() -> None:
+    """Prompts have names all the same. With the cache, the same world meets its objective."""
+    answer = found("cache turned off")
+    with_cache = dataclasses.replace(WORLDS["cache turned off"], commands=())
+    run, cost = with_cache.recorded(SEED)
+    rerun = Forecaster(run, cost, with_cache.window, POLICY).recorded().classes["chat"]
+
+    assert "prefix_cache" not in answer.unknown
+    assert not answer.present.classes["chat"].is_met
+    assert names(answer.best_runtime) == {"prefix_cache"}
+    assert answer.best_runtime is not None
+    assert answer.best_runtime.classes["chat"].is_met
+    assert rerun.is_met
 
 
 @pytest.mark.slow
