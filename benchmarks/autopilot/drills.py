@@ -15,11 +15,13 @@ from lab.drills.traffic import Mix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Poisson arrivals of one kind at `load` times the capacity that was measured with its mix."""
+    """Poisson arrivals of one kind at `load` times the capacity that was measured with its mix.
+    What a culprit asks for is neither promised nor counted."""
 
     mix: Mix
     load: float
     tenant: str = "calm"
+    is_culprit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,10 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="budget_too_large",
         about="whole prompts in one step make the streams beside them late",
-        streams=(Stream(mix=CHAT, load=0.35), Stream(mix=LONG, load=0.35)),
+        streams=(Stream(mix=CHAT, load=0.3), Stream(mix=LONG, load=0.2)),
         flags=("--max-batched-tokens", "auto"),
         wrong={"max_batched_tokens": 1024},
+        best={"max_batched_tokens": 128},
     ),
     Drill(
         name="too_few_sequences",
@@ -68,7 +71,7 @@ DRILLS: tuple[Drill, ...] = (
         about="one tenant has all places in the batch",
         streams=(
             Stream(mix=CHAT, load=0.25, tenant="calm"),
-            Stream(mix=ESSAY, load=1.2, tenant="flood"),
+            Stream(mix=ESSAY, load=1.2, tenant="flood", is_culprit=True),
         ),
         flags=("--max-num-seqs", "8"),
         best={"tenant_max_seqs": 4},

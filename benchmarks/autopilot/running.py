@@ -76,7 +76,11 @@ def requests_of(seed: int, parts: Parts, capacity: dict[str, float]) -> list[Pla
             at_s = begin_s + float(draw.exponential(mean_s))
             while at_s < end_s:
                 body = stream.mix.body(draw)
-                found.append(PlannedRequest(at_s=at_s, body=body, tenant=stream.tenant))
+                found.append(
+                    PlannedRequest(
+                        at_s=at_s, body=body, tenant=stream.tenant, is_culprit=stream.is_culprit
+                    )
+                )
                 at_s += float(draw.exponential(mean_s))
     return sorted(found, key=lambda one: one.at_s)
 

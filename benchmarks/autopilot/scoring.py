@@ -52,8 +52,9 @@ class Got(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def due_in(seen: Seen, begin_s: float, end_s: float) -> list[Sent]:
+    """Without a culprit's requests."""
     span = (seen.begin_ns + int(begin_s * 1e9), seen.begin_ns + int(end_s * 1e9))
-    return [one for one in seen.log if span[0] <= one.due_ns < span[1]]
+    return [one for one in seen.log if span[0] <= one.due_ns < span[1] and not one.is_culprit]
 
 
 def got(log: Sequence[Sent], slo: Slo, seconds: float) -> Got:
