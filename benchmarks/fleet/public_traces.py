@@ -11,8 +11,8 @@ the result. `run` computes what is not yet in `build/fleet_public_traces/`, unti
 over; `write` keeps it in `benchmarks/results/fleet_public_traces.json`.
 
 Loads were chosen on the first half of each trace; what is published comes from the second half,
-which was run once. Fleets are those of `benchmarks.fleet.routing`, of larger engines: prompts of
-the mooncake trace have 12,000 tokens on average. Eight engines share a copy of the trace.
+which was run once. Eight engines share a copy of the trace. Links and reports are those of
+`benchmarks.fleet.routing`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ import gc
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.fleet.routing import Piece, table
-from lab.fleet.engine import LIMITS
+from lab.fleet.engine import COST, LIMITS
 from lab.fleet.outcome import TARGET
 from lab.fleet.public_traces import Line, PublicTrace, read, sessions_of, shared_share
 from lab.fleet.world import FleetScenario, FleetWorld
-from lab.simulation.sim_executor import FittedCost
+from lab.simulation.sim_executor import FittedCost, LinearCost
+from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import RoutingPolicy
@@ -43,29 +44,48 @@ RESULT = Path("benchmarks/results/fleet_public_traces.json")
 _PIECES = Path("build/fleet_public_traces")
 _SECOND = 1_000_000_000
 
-ENGINE = FittedCost(
+LARGE = FittedCost(
     SetStepCost(
         base_ns=6_000_000, prefill_token_ns=40_000, decode_row_ns=20_000, context_token_ns=40,
         pair_ns=1.3, mixed_ns=0, spread=1.05, around_ns=0,
     )
 )  # fmt: skip
 """Of a model of about eight billion parameters on a large GPU, in round numbers."""
-ENGINE_LIMITS = replace(LIMITS, max_model_tokens=131_072, blocks_total=31_250, max_seqs=64)
-"""500,000 tokens of cache."""
-TARGETS: dict[PublicTrace, SloClass] = {
-    PublicTrace.AZURE: TARGET,
-    PublicTrace.MOONCAKE: SloClass(
-        name="documents", ttft_ns=5 * _SECOND, itl_ns=TARGET.itl_ns, objective=0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Engines that a trace is sent to, at loads of so many requests a second of each. Fleets have
+    these sizes and get requests for so long."""
+
+    cost: LinearCost | FittedCost
+    limits: Limits
+    target: SloClass
+    loads: tuple[float, ...]
+    span_s: dict[int, float]
+
+
+FLEETS = {
+    PublicTrace.AZURE: Fleet(
+        cost=COST,
+        limits=replace(LIMITS, max_model_tokens=16_384, blocks_total=4096),
+        target=TARGET,
+        loads=(1.0, 1.3, 1.6),
+        span_s={8: 120.0, 64: 40.0, 1000: 15.0},
+    ),
+    PublicTrace.MOONCAKE: Fleet(
+        cost=LARGE,
+        limits=replace(LIMITS, max_model_tokens=131_072, blocks_total=31_250, max_seqs=64),
+        target=SloClass(name="documents", ttft_ns=5 * _SECOND, itl_ns=TARGET.itl_ns, objective=0.9),
+        loads=(0.6, 0.9, 1.2),
+        span_s={8: 240.0, 64: 90.0, 1000: 15.0},
     ),
 }
-"""The first token of a prompt of 27,000 tokens, the tenth part is longer, takes 1.6 s alone."""
-LOADS: dict[PublicTrace, tuple[float, ...]] = {
-    PublicTrace.AZURE: (2.0, 4.0, 6.0),
-    PublicTrace.MOONCAKE: (0.6, 0.9, 1.2),
-}
-"""Requests a second of each engine."""
-SPAN_S: dict[int, float] = {8: 240.0, 64: 90.0, 1000: 15.0}
-SMALLEST = 8
+"""Azure's chats go to the small engines of `benchmarks.fleet.routing`, with a cache for its longest
+prompts. One in ten prompts of the mooncake trace has more than 27,000 tokens, which take a large
+engine 1.6 s alone."""
+SIZES = (8, 64, 1000)
+SMALLEST = SIZES[0]
 """Engines of the fleet that has all loads; the larger ones have the middle one."""
 ENGINES_A_COPY = 8
 
@@ -93,22 +113,23 @@ Wanted = tuple[int, float, RoutingPolicy]
 
 def wanted(trace: PublicTrace, engines: int) -> Iterator[Wanted]:
     """The pieces of one size, policies innermost."""
-    loads = LOADS[trace] if engines == SMALLEST else LOADS[trace][1:2]
+    loads = FLEETS[trace].loads if engines == SMALLEST else FLEETS[trace].loads[1:2]
     for rate, policy in product(loads, RoutingPolicy):
         yield engines, rate, policy
 
 
 def compute(trace: PublicTrace, lines: list[Line], one: Wanted) -> Piece:
     engines, rate, policy = one
-    span_s = SPAN_S[engines]
+    fleet = FLEETS[trace]
+    span_s = fleet.span_s[engines]
     asked = sessions_of(
         lines, copies=engines // ENGINES_A_COPY, rate_per_s=rate * engines, span_s=span_s
     )
     begin = time.process_time()
     world = FleetWorld(
         FleetScenario(
-            seed=1, engines=engines, sessions=asked, costs=(ENGINE,), limits=ENGINE_LIMITS,
-            settings=RoutingSettings(policy=policy, seed=1), target=TARGETS[trace],
+            seed=1, engines=engines, sessions=asked, costs=(fleet.cost,), limits=fleet.limits,
+            settings=RoutingSettings(policy=policy, seed=1), target=fleet.target,
         ),
         watch=False,
     )  # fmt: skip
@@ -170,7 +191,7 @@ def write() -> None:
     }
     pieces = [
         msgspec.json.decode(place.read_bytes(), type=Piece)
-        for trace, engines in product(PublicTrace, SPAN_S)
+        for trace, engines in product(PublicTrace, SIZES)
         for _, rate, policy in wanted(trace, engines)
         if (place := folder / f"{trace}_{engines}_{rate}_{policy.value}.json").exists()
     ]
@@ -190,14 +211,14 @@ def main() -> None:
     runner = commands.add_parser("run")
     runner.add_argument("--trace", type=PublicTrace, choices=list(PublicTrace), required=True)
     runner.add_argument("--file", type=Path, required=True)
-    runner.add_argument("--engines", type=int, choices=sorted(SPAN_S), action="append")
+    runner.add_argument("--engines", type=int, choices=list(SIZES), action="append")
     runner.add_argument("--minutes", type=float, default=10.0)
     runner.add_argument("--development", action="store_true")
     commands.add_parser("write")
     commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "run":
-        sizes = given.engines or sorted(SPAN_S)
+        sizes = given.engines or list(SIZES)
         run(given.trace, given.file, sizes, given.minutes, given.development)
     elif given.command == "write":
         write()
