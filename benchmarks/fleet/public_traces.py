@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.fleet.routing import Piece, table
+from benchmarks.fleet.routing import Piece, kept_table, table
 from lab.fleet.engine import COST, LIMITS
 from lab.fleet.outcome import TARGET
 from lab.fleet.public_traces import Line, PublicTrace, read, sessions_of, shared_share
@@ -223,7 +223,7 @@ def main() -> None:
     elif given.command == "write":
         write()
     else:
-        print(table(result().pieces))
+        print(table(result().pieces), kept_table(result().pieces), sep="\n\n")
 
 
 if __name__ == "__main__":
