@@ -23,7 +23,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import msgspec
@@ -62,6 +62,10 @@ SPAN_S: dict[int, dict[Trace, float]] = {
     1000: dict.fromkeys(Trace, 10.0),
 }
 """Seconds in which sessions come: the larger the fleet, the more of them come in a second."""
+
+
+KEPT = 0.95
+"""The share of promises that `table` gives the highest load for."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +206,38 @@ def table(pieces: list[Piece]) -> str:
     return "\n".join(lines)
 
 
+def kept_table(pieces: list[Piece]) -> str:
+    """The highest load of which `KEPT` of the promises are kept, between two measured loads by the
+    straight line, of fleets that have several loads."""
+    kept: dict[tuple[str, int], dict[str, dict[float, list[Piece]]]] = {}
+    for piece in pieces:
+        of_policy = kept.setdefault((piece.trace, piece.engines), {}).setdefault(piece.policy, {})
+        of_policy.setdefault(piece.rate, []).append(piece)
+    lines = [
+        f"| trace | engines | {' | '.join(RoutingPolicy)} |",
+        "|---|---|" + "---|" * len(RoutingPolicy),
+    ]
+    for (trace, engines), by_policy in kept.items():
+        if all(len(by_rate) > 1 for by_rate in by_policy.values()):
+            cells = " | ".join(_highest(by_policy.get(policy, {})) for policy in RoutingPolicy)
+            lines.append(f"| {trace} | {engines} | {cells} |")
+    return "\n".join(lines)
+
+
+def _highest(by_rate: dict[float, list[Piece]]) -> str:
+    """Of one policy."""
+    shares = [
+        (rate, sum(one.good for one in found) / sum(one.requests for one in found))
+        for rate, found in sorted(by_rate.items())
+    ]
+    if not shares or shares[0][1] < KEPT:
+        return f"less than {shares[0][0]}" if shares else "-"
+    for (low, above), (high, below) in pairwise(shares):
+        if below < KEPT:
+            return f"{low + (high - low) * (above - KEPT) / (above - below):.2f}"
+    return f"more than {shares[-1][0]}"
+
+
 def decision_table(decisions: list[DecisionTimes]) -> str:
     """Microseconds of a decision."""
     lines = [
@@ -241,7 +277,9 @@ def main() -> None:
     elif given.command == "decide":
         decide()
     else:
-        print(table(result().pieces), decision_table(result().decisions), sep="\n\n")
+        found = result()
+        tables = table(found.pieces), kept_table(found.pieces), decision_table(found.decisions)
+        print(*tables, sep="\n\n")
 
 
 if __name__ == "__main__":

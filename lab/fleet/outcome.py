@@ -9,7 +9,7 @@ from lab.fleet.traffic import MAX_TOKENS, Session
 from telemetry.facts.fleet.routing_records import RouteRefusal
 from telemetry.facts.reasons import EndReason
 from telemetry.numbers.quantiles import quantile
-from telemetry.requests.slo_policy import DEFAULT_POLICY
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloClass
 from telemetry.stats.slo import judge_latencies, judge_unfinished
 from telemetry.stats.slo_report import Verdict
 
@@ -22,7 +22,7 @@ class Asked:
 
     `engines` are those that it was sent to, one after the other. `seq_id` is that of the last try.
     The text ends after `wanted_tokens`, which no router and no engine is told. Targets of None are
-    not asked for.
+    not asked for; its promise is that of the class `judged_by`.
     """
 
     session: Session
@@ -33,6 +33,7 @@ class Asked:
     max_tokens: int = MAX_TOKENS
     ttft_target_ns: int | None = TARGET.ttft_ns
     itl_target_ns: int | None = TARGET.itl_ns
+    judged_by: SloClass = TARGET
     seq_id: int = -1
     engines: list[str] = field(default_factory=list)
     first_ns: int | None = None
@@ -45,7 +46,7 @@ class Asked:
         self.tokens += 1
         if self.first_ns is None:
             self.first_ns = at_ns
-        elif at_ns - self.last_ns > TARGET.itl_ns:
+        elif at_ns - self.last_ns > self.judged_by.itl_ns:
             self.late += 1
         self.last_ns = at_ns
 
@@ -58,7 +59,8 @@ class Asked:
         if unfinished is not None:
             return unfinished
         assert self.first_ns is not None
-        return judge_latencies(self.first_ns - self.at_ns, self.tokens - 1, self.late, TARGET)
+        ttft_ns = self.first_ns - self.at_ns
+        return judge_latencies(ttft_ns, self.tokens - 1, self.late, self.judged_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What clients ask of a fleet: sessions of one or more turns, drawn from a seed.
 
-Three traces, of shapes of our own (no recorded one is in the repository):
+Three traces, of shapes of our own:
 
     sharegpt        single requests with the lengths of `lab.load.workload.sharegpt`, whose means
                     are those of published runs on ShareGPT; outputs are cut at 200 tokens
@@ -9,7 +9,8 @@ Three traces, of shapes of our own (no recorded one is in the repository):
     agentic         a system prompt of an application, then turns that each repeat all that was said
                     before and add the result of a tool, with a pause for the tool
 
-A client caps its outputs at `MAX_TOKENS`; the text ends before, at a length that no router sees.
+A client caps its outputs, here at `MAX_TOKENS`; the text ends before, at a length that no router
+sees. Traces that others have recorded are read by `lab.fleet.public_traces`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Session:
     prefix: tuple[int, ...]
     turns: tuple[Turn, ...]
     seed: int
+    max_tokens: int = MAX_TOKENS
 
     def new_tokens(self, turn: int) -> list[int]:
         """The token ids that a turn adds."""

@@ -16,9 +16,9 @@ from lab.fleet.engine import COST, IDENTITY, KEY, LIMITS, Made, SimEngine, token
 from lab.fleet.faults import Death, Drain, FleetFaults, Join
 from lab.fleet.invariants import FleetInvariants
 from lab.fleet.link import Link
-from lab.fleet.outcome import Asked, Outcome, outcome_of
-from lab.fleet.traffic import MAX_TOKENS, Session
-from lab.simulation.sim_executor import LinearCost
+from lab.fleet.outcome import TARGET, Asked, Outcome, outcome_of
+from lab.fleet.traffic import Session
+from lab.simulation.sim_executor import FittedCost, LinearCost
 from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Submit
 from service.engine.plan import Emission, SamplingParams
@@ -28,6 +28,7 @@ from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.routing_records import LeaveReason, RouteRefused
 from telemetry.facts.reasons import EndReason
+from telemetry.requests.slo_policy import SloClass
 
 _END_TOKENS = (1,)
 
@@ -35,15 +36,16 @@ _END_TOKENS = (1,)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetScenario:
     """All that a run depends on. Engine `number` has the cost `costs[number % len(costs)]`. Time
-    begins at `begin_ns`."""
+    begins at `begin_ns`. Requests are promised the `target`."""
 
     seed: int
     engines: int
     sessions: tuple[Session, ...]
     settings: RoutingSettings
     link: Link = field(default_factory=Link)
-    costs: tuple[LinearCost, ...] = (COST,)
+    costs: tuple[LinearCost | FittedCost, ...] = (COST,)
     limits: Limits = LIMITS
+    target: SloClass = TARGET
     faults: FleetFaults = field(default_factory=FleetFaults)
     begin_ns: int = 0
 
@@ -112,9 +114,12 @@ class FleetWorld:
     def _ask(self, session: Session, turn: int, before: list[int]) -> None:
         """A request comes to the gateway."""
         prompt = [*before, *session.new_tokens(turn)]
-        prompt = prompt[: self.scenario.limits.max_model_tokens - MAX_TOKENS - 1]
-        wanted = session.turns[turn].output_tokens
-        asked = Asked(session, turn, self.now_ns, prompt, wanted)
+        prompt = prompt[: self.scenario.limits.max_model_tokens - session.max_tokens - 1]
+        wanted, target = session.turns[turn].output_tokens, self.scenario.target
+        asked = Asked(
+            session, turn, self.now_ns, prompt, wanted, session.max_tokens,
+            target.ttft_ns, target.itl_ns, target,
+        )  # fmt: skip
         request_id = f"r{len(self.asked)}"
         self._begin(request_id, asked)
         cancel_ns = self.scenario.faults.cancel_after(self._random)
