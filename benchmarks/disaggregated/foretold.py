@@ -29,6 +29,7 @@ from benchmarks.disaggregated.goodput import (
     RESULTS,
     Layout,
     Mix,
+    Setting,
     asks_of,
     limits_of,
     shares,
@@ -130,8 +131,9 @@ def judge(mix: Mix, cost: SetStepCost, rates: dict[str, float]) -> dict[str, Any
         words = (f"prefill={n}", f"decode={ENGINES - n}", f"link_gb_per_s={LINK.bytes_per_ns}")
         run = FleetApart(record, change_of(words))
         foretold[f"{n}+{ENGINES - n}"] = round(share_good(run.replayed(), mix, cost), 3)
-    true = {f"{n}+{ENGINES - n}": round(shares(mix, cost, rate, Layout(n))[0], 3) for n in ratios}
-    true_together = shares(mix, cost, rate, Layout(paced=paced))[0]
+    setting = Setting(mix, cost)
+    true = {f"{n}+{ENGINES - n}": round(shares(setting, rate, Layout(n))[0], 3) for n in ratios}
+    true_together = shares(setting, rate, Layout(paced=paced))[0]
     says = max(foretold.values()) > together
     is_so = max(true.values()) > true_together
     return {
