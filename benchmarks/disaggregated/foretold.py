@@ -31,6 +31,7 @@ from benchmarks.disaggregated.goodput import (
     Mix,
     Setting,
     asks_of,
+    cost_of,
     limits_of,
     shares,
     targets_of,
@@ -154,7 +155,7 @@ def main() -> int:
     parser.add_argument("--goodput", type=Path, default=RESULTS, help="what `goodput` has written")
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args()
-    cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
+    cost = cost_of(chosen.costs)
     found = []
     for mix, known in zip(MIXES, json.loads(chosen.goodput.read_text())["mixes"], strict=True):
         assert known["mix"] == mix.name, "both are made from the same mixes"
