@@ -16,10 +16,11 @@ between tokens, for each k of TIMES. Engines that do both (together) are tried
 and apart: `apart` and `by_rule`, each with the best ratio. The seeds draw different requests.
 
 What to expect. An engine that does both and keeps a target of k idle decode steps has (k - 1) / k
-of its time for prompts. Of four engines apart n_p compute prompts all the time, while the rest can
-decode for them: n_p / 4. With n_p = 3, apart is better while (k - 1) / k < 3 / 4, so while k < 4;
-the less time is left, the more. A larger k is of use to engines that do both only: those that
-compute prompts wait for no decode.
+of its time for prompts. Of four engines apart n_p compute prompts all the time, as long as the rest
+can decode for them: n_p / 4. With n_p = 3 apart is better while (k - 1) / k < 3 / 4, so while
+k < 4; the less time is left, the more. A larger k is of use to engines that do both only: those
+that compute prompts wait for no decode. A k near 1 is hard for those that decode too, since a step
+of many rows takes longer than one of an idle engine: then the best n_p is smaller.
 
 A *point* is a cost, a k and a seed. `run` computes those that are not in `build/tightness` yet.
 """
@@ -64,6 +65,7 @@ PIECES = Path("build/tightness")
 TIMES = (1.25, 1.5, 2.0, 3.0, 6.0, 12.0)
 SEEDS = (7, 8)
 BUDGETS = (64, 128, 256, 512)
+LAYOUTS = ("whole", "fixed", "tuned", "paced", "cautious", "apart", "by_rule")
 TOGETHER = ("fixed", "paced")
 RATIOS = (3, 2, 1)  # engines for prompts; the likely best of long prompts first
 GPU_LINK = LinkCost(
@@ -160,12 +162,14 @@ def asked_of(setting: Setting) -> dict[str, Any]:
 
 
 def known(name: str, times: float, seed: int) -> dict[str, Any] | None:
-    """A point that was computed, with the costs that are there now."""
+    """A point that was computed, with the costs and the layouts that are there now."""
     path = path_of(name, times, seed)
     if not path.exists():
         return None
     piece: dict[str, Any] = json.loads(path.read_text())
-    return piece if piece["of"] == asked_of(MACHINES[name].setting(times, seed)) else None
+    is_whole = set(piece["requests_per_s"]) == set(LAYOUTS)
+    is_of_these = piece["of"] == asked_of(MACHINES[name].setting(times, seed))
+    return piece if is_whole and is_of_these else None
 
 
 def run(names: Sequence[str], times: Sequence[float]) -> None:

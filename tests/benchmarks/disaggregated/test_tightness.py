@@ -51,20 +51,25 @@ def computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     return found
 
 
-def test_a_point_is_computed_once_and_again_with_other_costs(computed: list[float]) -> None:
+def test_a_point_is_computed_once_and_again_with_other_costs_or_layouts(
+    computed: list[float],
+) -> None:
     tightness.run(["h200"], [2.0, 3.0])
     tightness.run(["h200"], [2.0, 6.0])
 
     assert computed == [2.0, 3.0] * len(SEEDS) + [6.0] * len(SEEDS)
 
-    path = tightness.path_of("h200", 2.0, SEEDS[0])
+    path, other = (tightness.path_of("h200", 2.0, seed) for seed in SEEDS)
     kept = json.loads(path.read_text())
     kept["of"]["step_cost"]["base_ns"] += 1
     path.write_text(json.dumps(kept))
+    kept = json.loads(other.read_text())
+    del kept["requests_per_s"]["whole"]
+    other.write_text(json.dumps(kept))
     computed.clear()
     tightness.run(["h200"], [2.0, 3.0])
 
-    assert computed == [2.0]
+    assert computed == [2.0] * 2
 
 
 def test_what_is_there_is_written_and_it_is_said_whether_that_is_all(
@@ -108,7 +113,7 @@ def test_a_point_says_what_each_layout_serves() -> None:
     found = tightness.point(Setting(mix, COST, requests=16))
     rates = found["requests_per_s"]
 
-    assert list(rates) == list(RATES)
+    assert list(rates) == list(tightness.LAYOUTS) == list(RATES)
     assert rates["tuned"] >= rates["fixed"]
     assert all(rate >= 0.0 for rate in rates.values())
     assert found["ratios"]["apart"] in ("1+3", "2+2", "3+1")
