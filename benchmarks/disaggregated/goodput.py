@@ -93,9 +93,15 @@ class Timed(World):
 
     most_events = 10_000_000
 
-    def __init__(self, scenario: Scenario, by_rule: bool, link: LinkCost = LINK) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        by_rule: bool,
+        link: LinkCost = LINK,
+        ttft_target_ns: int | None = None,
+    ) -> None:
         self.token_ns: dict[int, list[int]] = defaultdict(list)
-        self.by_rule, self._link = by_rule, link
+        self.by_rule, self._link, self._ttft_target_ns = by_rule, link, ttft_target_ns
         self.ways: Counter[Way] = Counter()
         self._choice = PrefillChoice()
         self._folds: dict[str, LoadFold] = defaultdict(LoadFold)
@@ -113,7 +119,7 @@ class Timed(World):
         super().emitted(node, emissions)
 
     def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
-        """With `by_rule` each prompt goes the way that is predicted to be the cheaper one."""
+        """With `by_rule` each prompt goes the way that a gateway would choose."""
         if not self.by_rule:
             super()._submit(node, submit, remote)
             return
@@ -123,7 +129,7 @@ class Timed(World):
             for one in self.prefills
         ]
         here = Decodes(node.peer.name, self._load(node), 0)
-        found = self._choice.best(tokens, (), here, there)
+        found = self._choice.best(tokens, (), here, there, self._ttft_target_ns)
         assert found is not None, "engines that compute prompts are there all the time"
         self.ways[found.split.way] += 1
         is_remote = found.split.way is Way.REMOTE
@@ -217,7 +223,7 @@ class Judged(Timed):
                 decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
                 prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
             ),
-            layout.by_rule, setting.link,
+            layout.by_rule, setting.link, int(self._ttft_ns),
         )  # fmt: skip
         for seq_id, ask in enumerate(asks):
             overdue = partial(self._overdue, seq_id)
