@@ -29,7 +29,9 @@ from benchmarks.disaggregated.goodput import (
     RESULTS,
     Layout,
     Mix,
+    Setting,
     asks_of,
+    cost_of,
     limits_of,
     shares,
     targets_of,
@@ -130,8 +132,9 @@ def judge(mix: Mix, cost: SetStepCost, rates: dict[str, float]) -> dict[str, Any
         words = (f"prefill={n}", f"decode={ENGINES - n}", f"link_gb_per_s={LINK.bytes_per_ns}")
         run = FleetApart(record, change_of(words))
         foretold[f"{n}+{ENGINES - n}"] = round(share_good(run.replayed(), mix, cost), 3)
-    true = {f"{n}+{ENGINES - n}": round(shares(mix, cost, rate, Layout(n))[0], 3) for n in ratios}
-    true_together = shares(mix, cost, rate, Layout(paced=paced))[0]
+    setting = Setting(mix, cost)
+    true = {f"{n}+{ENGINES - n}": round(shares(setting, rate, Layout(n))[0], 3) for n in ratios}
+    true_together = shares(setting, rate, Layout(paced=paced))[0]
     says = max(foretold.values()) > together
     is_so = max(true.values()) > true_together
     return {
@@ -152,7 +155,7 @@ def main() -> int:
     parser.add_argument("--goodput", type=Path, default=RESULTS, help="what `goodput` has written")
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args()
-    cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
+    cost = cost_of(chosen.costs)
     found = []
     for mix, known in zip(MIXES, json.loads(chosen.goodput.read_text())["mixes"], strict=True):
         assert known["mix"] == mix.name, "both are made from the same mixes"

@@ -20,6 +20,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +49,12 @@ REQUESTS, GOOD, ENGINES = 160, 0.9, 4
 LINK = LinkCost(
     token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=ASSUMED_DIGEST_BYTE_NS
 )
+BUDGET_TOKENS = 512
+PRECISION = 1.04  # a goodput is known when this many times as much is too much
+_WIDER, _LEAST_OF_GUESS = 1.5, 1 / 100
+
+
+Asks = tuple[Ask, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +75,33 @@ MIXES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who asks, and of which machines: what a step costs, what a block of 16 tokens takes on the
+    link, and what the rule is told of it. `seed` draws the requests."""
+
+    mix: Mix
+    cost: SetStepCost
+    block_ns: int = BLOCK_NS
+    link: LinkCost = LINK
+    seed: int = 7
+    requests: int = REQUESTS
+
+
 class Timed(World):
     """A world that notes when each token was known, and does not walk pools after each step."""
 
     most_events = 10_000_000
 
-    def __init__(self, scenario: Scenario, by_rule: bool) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        by_rule: bool,
+        link: LinkCost = LINK,
+        ttft_target_ns: int | None = None,
+    ) -> None:
         self.token_ns: dict[int, list[int]] = defaultdict(list)
-        self.by_rule = by_rule
+        self.by_rule, self._link, self._ttft_target_ns = by_rule, link, ttft_target_ns
         self.ways: Counter[Way] = Counter()
         self._choice = PrefillChoice()
         self._folds: dict[str, LoadFold] = defaultdict(LoadFold)
@@ -93,16 +119,17 @@ class Timed(World):
         super().emitted(node, emissions)
 
     def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
-        """With `by_rule` each prompt goes the way that is predicted to be the cheaper one."""
+        """With `by_rule` each prompt goes the way that a gateway would choose."""
         if not self.by_rule:
             super()._submit(node, submit, remote)
             return
         tokens = len(submit.prompt)
         there = [
-            Computes(one.peer.name, self._load(one), BLOCK_TOKENS, LINK) for one in self.prefills
+            Computes(one.peer.name, self._load(one), BLOCK_TOKENS, self._link)
+            for one in self.prefills
         ]
         here = Decodes(node.peer.name, self._load(node), 0)
-        found = self._choice.best(tokens, (), here, there)
+        found = self._choice.best(tokens, (), here, there, self._ttft_target_ns)
         assert found is not None, "engines that compute prompts are there all the time"
         self.ways[found.split.way] += 1
         is_remote = found.split.way is Way.REMOTE
@@ -125,18 +152,26 @@ class Timed(World):
         return self._folds[name].load()
 
 
-def limits_of(tpot_ns: int | None) -> Limits:
+def cost_of(path: Path) -> SetStepCost:
+    """A measured cost. `around_ns` of a simulated step are in its device's time."""
+    return SetStepCost(**{**json.loads(path.read_text())["bf16"]["step_cost"], "around_ns": 0})
+
+
+def limits_of(
+    tpot_ns: int | None, budget_tokens: int = BUDGET_TOKENS, chunked: bool = True
+) -> Limits:
     return Limits(
         block_tokens=BLOCK_TOKENS, blocks_total=4_000, max_model_tokens=2_048, max_seqs=64,
-        budget_tokens=512, chunked_prefill=True, queue_limit_requests=10_000,
+        budget_tokens=budget_tokens, chunked_prefill=chunked, queue_limit_requests=10_000,
         queue_limit_tokens=10**9, cache_identity="default",
         itl_target_ns=tpot_ns, auto_budget=tpot_ns is not None,
     )  # fmt: skip
 
 
-def asks_of(mix: Mix, rate: float, remote: bool) -> tuple[Ask, ...]:
-    random, at_ns, asks = Random(7), 0.0, list[Ask]()
-    for _ in range(REQUESTS):
+def asks_of(mix: Mix, rate: float, remote: bool, seed: int = 7, count: int = REQUESTS) -> Asks:
+    """The same requests at any rate, in the same order."""
+    random, at_ns, asks = Random(seed), 0.0, list[Ask]()
+    for _ in range(count):
         at_ns += random.expovariate(rate) * SECOND
         tokens = random.randint(*mix.prompt_tokens)
         prompt = tuple(random.randrange(1000) for _ in range(tokens))
@@ -157,50 +192,111 @@ def targets_of(mix: Mix, cost: SetStepCost) -> tuple[float, float]:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What engines are for. Without `prefills` all do both, with a budget that is `paced` by the
-    inter-token target or fixed; with them, each prompt goes there, or where the rule says."""
+    inter-token target or fixed; with them, each prompt goes there, or where the rule says. Without
+    `chunked` a prompt is computed in one step."""
 
     prefills: int = 0
     paced: bool = False
     by_rule: bool = False
+    budget_tokens: int = BUDGET_TOKENS
+    chunked: bool = True
 
 
-def shares(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> tuple[float, float]:
+class Judged(Timed):
+    """Says of each request whether it met its targets, as soon as that is known: it misses them
+    when its first token is overdue, or when its tokens have taken what all of them may take."""
+
+    def __init__(self, setting: Setting, rate: float, layout: Layout) -> None:
+        mix, cost = setting.mix, setting.cost
+        self._ttft_ns, self._tpot_ns = targets_of(mix, cost)
+        asks = asks_of(mix, rate, layout.prefills > 0, setting.seed, setting.requests)
+        self.met: dict[int, bool] = {}
+        super().__init__(
+            Scenario(
+                seed=1, asks=asks,
+                limits=limits_of(
+                    int(self._tpot_ns) if layout.paced else None, layout.budget_tokens,
+                    layout.chunked,
+                ),
+                link=LinkModel(jitter_ns=0, block_ns=setting.block_ns), cost=FittedCost(cost),
+                prefills=layout.prefills, decodes=ENGINES - layout.prefills,
+                decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
+                prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
+            ),
+            layout.by_rule, setting.link, int(self._ttft_ns),
+        )  # fmt: skip
+        for seq_id, ask in enumerate(asks):
+            overdue = partial(self._overdue, seq_id)
+            self.events.at(ask.at_ns + int(self._ttft_ns) + 1, overdue)
+
+    def _overdue(self, seq_id: int) -> None:
+        if not self.token_ns[seq_id]:
+            self.met.setdefault(seq_id, False)
+
+    def emitted(self, node: SimNode, emissions: list[Emission]) -> None:
+        super().emitted(node, emissions)
+        for emission in emissions:
+            seq_id, stamps = emission.seq_id, self.token_ns[emission.seq_id]
+            if not stamps or seq_id in self.met:
+                continue
+            ask = self.scenario.asks[seq_id]
+            in_time = stamps[0] - ask.at_ns <= self._ttft_ns
+            most_ns = self._tpot_ns * (ask.max_tokens - 1)
+            if not in_time or stamps[-1] - stamps[0] > most_ns:
+                self.met[seq_id] = False
+            elif len(stamps) == ask.max_tokens:
+                self.met[seq_id] = True
+
+    def is_good(self) -> bool:
+        """Whether GOOD of the requests meet their targets; runs until that is known."""
+        count = len(self.scenario.asks)
+        needed = next(n for n in range(count + 1) if n / count >= GOOD)
+        seen = good = 0
+        while good < needed and seen - good <= count - needed:
+            if not self.events.step():
+                raise AssertionError(f"{count - seen} requests have not ended")
+            if len(self.met) != seen:
+                seen, good = len(self.met), sum(self.met.values())
+        return good >= needed
+
+
+def shares(setting: Setting, rate: float, layout: Layout) -> tuple[float, float]:
     """The share of requests that meet both targets, and of prompts that the rule sent away."""
-    ttft_ns, tpot_ns = targets_of(mix, cost)
-    apart = layout.prefills > 0
-    asks = asks_of(mix, rate, apart)
-    world = Timed(
-        Scenario(
-            seed=1, asks=asks, limits=limits_of(int(tpot_ns) if layout.paced else None),
-            link=LinkModel(jitter_ns=0, block_ns=BLOCK_NS), cost=FittedCost(cost),
-            prefills=layout.prefills, decodes=ENGINES - layout.prefills,
-            decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
-            prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
-        ),
-        layout.by_rule,
-    )  # fmt: skip
+    world = Judged(setting, rate, layout)
     world.run()
-    good = 0
-    for seq_id, ask in enumerate(asks):
-        stamps = world.token_ns[seq_id]
-        gaps = len(stamps) - 1
-        tpot = (stamps[-1] - stamps[0]) / gaps if gaps else 0.0
-        good += stamps[0] - ask.at_ns <= ttft_ns and tpot <= tpot_ns
-    return good / len(asks), world.ways[Way.REMOTE] / len(asks)
+    assert len(world.met) == setting.requests, "each request has all of its tokens"
+    ways = world.ways[Way.REMOTE]
+    return sum(world.met.values()) / setting.requests, ways / setting.requests
 
 
-def is_good(mix: Mix, cost: SetStepCost, rate: float, layout: Layout) -> bool:
-    return shares(mix, cost, rate, layout)[0] >= GOOD
+def is_good(setting: Setting, rate: float, layout: Layout) -> bool:
+    return Judged(setting, rate, layout).is_good()
 
 
-def goodput(mix: Mix, cost: SetStepCost, layout: Layout) -> float:
-    """The highest rate, in requests a second for all engines together, to within 4 %."""
-    low, high = 0.0, 0.02
-    while is_good(mix, cost, high, layout) and high < 1_000:
-        low, high = high, 2 * high
-    while low and high / low > 1.04:
+def guess_of(setting: Setting) -> float:
+    """A rate to begin a search at: prompts take half of the time of all engines."""
+    ttft_ns, _ = targets_of(setting.mix, setting.cost)
+    return ENGINES / 2 / (ttft_ns / setting.mix.ttft_times / SECOND)
+
+
+def goodput(setting: Setting, layout: Layout, above: float = 0.0) -> float:
+    """The highest rate, in requests a second for all engines together, to within 4 %; 0.0 where
+    it is not above `above`, or nearly nothing is served in time."""
+    high = above or guess_of(setting)
+    least = above or high * _LEAST_OF_GUESS
+    if is_good(setting, high, layout):
+        low, high = high, high * _WIDER
+        while is_good(setting, high, layout):
+            low, high = high, high * _WIDER
+    else:
+        low = high / _WIDER
+        while low >= least and not is_good(setting, low, layout):
+            low, high = low / _WIDER, low
+        if low < least:
+            return 0.0
+    while high / low > PRECISION:
         middle = (low + high) / 2
-        if is_good(mix, cost, middle, layout):
+        if is_good(setting, middle, layout):
             low = middle
         else:
             high = middle
@@ -214,17 +310,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mixes whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    cost = SetStepCost(**json.loads(chosen.costs.read_text())["bf16"]["step_cost"])
+    cost = cost_of(chosen.costs)
     found: list[dict[str, Any]] = []
     for mix in (one for one in MIXES if chosen.only in one.name):
-        ratios = range(1, ENGINES)
-        apart = {n: goodput(mix, cost, Layout(n)) for n in ratios}
+        setting, ratios = Setting(mix, cost), range(1, ENGINES)
+        apart = {n: goodput(setting, Layout(n)) for n in ratios}
         ruled = [Layout(n, paced=True, by_rule=True) for n in ratios]
-        chosen_way = {one.prefills: goodput(mix, cost, one) for one in ruled}
+        chosen_way = {one.prefills: goodput(setting, one) for one in ruled}
         best = max(ruled, key=lambda one: chosen_way[one.prefills])
         rates = {
-            "fixed": goodput(mix, cost, Layout()),
-            "paced": goodput(mix, cost, Layout(paced=True)),
+            "fixed": goodput(setting, Layout()),
+            "paced": goodput(setting, Layout(paced=True)),
             **{f"{n}+{ENGINES - n}": rate for n, rate in apart.items()},
             "apart": max(apart.values()),
             **{f"{n}+{ENGINES - n} by_rule": rate for n, rate in chosen_way.items()},
@@ -241,7 +337,7 @@ def main() -> int:
                     name: round(rates[name] / together, 2) if together else None
                     for name in ("apart", "by_rule")
                 },
-                "sent_away_by_rule": round(shares(mix, cost, rates["by_rule"], best)[1], 3),
+                "sent_away_by_rule": round(shares(setting, rates["by_rule"], best)[1], 3),
             }
         )
         print(json.dumps(found[-1]), flush=True)

@@ -5,8 +5,8 @@
 
 For each KV format: texts of prompts of several lengths, drawn with a seed, are compared token for
 token with those of one engine; then prompts of 1,500 tokens are measured. The prefill side has the
-machine while the decode side waits, as if each had one; the threads of the transport share it.
-On a GPU both engines are on the same one.
+machine while the decode side waits, as if each had one; the threads of the transport share it. What
+a step costs is measured as `step_costs` does. On a GPU both engines are on the same one.
 """
 
 from __future__ import annotations
@@ -20,44 +20,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.disaggregated import step_costs
+from benchmarks.disaggregated.step_costs import (
+    CLOCK,
+    CONTEXT,
+    FORMATS,
+    VOCABULARY,
+    load,
+    model_of,
+)
 from benchmarks.gpu.counters import about
 from lab.fleet.disaggregated.pair import Device, Pair
-from service.config.settings import EngineConfig, ModelKind, ModelRef
+from service.config.settings import ModelRef
 from service.device.cache.block_bytes import CacheBlocks
-from service.device.loader import LoadedEngine, load_executor
+from service.device.loader import LoadedEngine
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.transfer.digests import block_digest
-from service.model_files.model_store import ensure_default_model
-from telemetry.costs.step_cost import fit
-from telemetry.costs.step_cost import measured as measured_step
-from telemetry.costs.step_load import load_of_step
-from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.fleet.kv_transfer_records import KvAdmitted
 from telemetry.requests.kv_accounts import KvAccount, KvAccounts, KvPart
 
 RESULTS = Path(__file__).parents[1] / "results" / "disaggregated_real.json"
-FORMATS = {"bf16": {}, "int8": {"kv_dtype": "int8"}}
 LENGTHS = (15, 16, 17, 100, 333, 700)
 MEASURED_TOKENS = 1_500
-VOCABULARY = 40_000  # that prompts are drawn from
-CONTEXT = 2_048
-CLOCK = MonotonicClock()
-
-
-def load(model: ModelRef, settings: dict[str, Any]) -> LoadedEngine:
-    config = EngineConfig(model=model, max_model_tokens=CONTEXT, kv_bytes=256 << 20, **settings)
-    return load_executor(config, CLOCK, lambda stage: None)
-
-
-def model_of(name: str | None) -> ModelRef:
-    """A dummy of a shape, or the default model."""
-    if name is not None:
-        return ModelRef(kind=ModelKind.DUMMY, path=name.removeprefix("dummy:"), name=name)
-    path = ensure_default_model(lambda line: None)
-    return ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
 
 
 def limits_of(engine: LoadedEngine) -> Limits:
@@ -128,17 +115,6 @@ def measured(pair: Pair, runs: int) -> dict[str, Any]:
     }
 
 
-def cost_of(pair: Pair) -> dict[str, float]:
-    """What a step costs, fitted to sequences that share their steps."""
-    before = len(pair.decode.facts)
-    for number in range(8):
-        pair.submit(ask(2000 + number, 60 + 40 * number, 30), remote=False)
-    pair.run()
-    steps = [fact for fact in pair.decode.facts[before:] if isinstance(fact, StepRecorded)]
-    cost = fit([measured_step(load_of_step(s), s.committed_ns - s.begin_ns) for s in steps])
-    return {name: getattr(cost, name) for name in cost.__struct_fields__}
-
-
 def block_ms(memory: CacheBlocks) -> dict[str, float]:
     """What a block costs: medians of as many as the prompt that is measured has."""
     found: dict[str, list[float]] = {"read": [], "digest": [], "write": []}
@@ -171,7 +147,6 @@ def one_format(model: ModelRef, settings: dict[str, Any], runs: int) -> dict[str
             for row in fact.rows
         )
         figures = measured(pair, runs)
-        cost = cost_of(pair)
     with Pair(devices[0], devices[1], limits, CLOCK, "in_process") as pair:
         together = texts(pair, remote=False)
     return {
@@ -184,7 +159,7 @@ def one_format(model: ModelRef, settings: dict[str, Any], runs: int) -> dict[str
         "measured": figures,
         "block_bytes": devices[0].memory.block_bytes,
         "block_ms": block_ms(CacheBlocks(engines[0].cache)),
-        "step_cost": cost,
+        "step_cost": step_costs.measure(devices[1])["step_cost"],
     }
 
 

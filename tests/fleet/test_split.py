@@ -48,6 +48,21 @@ def test_a_long_prompt_beside_many_who_decode_is_computed_elsewhere() -> None:
     assert split.harm_ns == 16 * 1500 * 200_000
 
 
+def test_a_prompt_that_only_this_engine_computes_in_time_stays_here() -> None:
+    """Whatever it takes from those who decode here, if their targets leave time for prompts."""
+    target_ns = 1_000_000_000
+    here = replace(PLACE, residents=16, context_tokens=16_000, has_time=True)
+    late = replace(PLACE, waiting_tokens=10_000)
+    both = choose(1500, here, late, LINK)
+
+    assert both.local_ns < target_ns < both.remote_ns < both.local_ns + both.harm_ns
+    assert both.way is Way.REMOTE
+    assert choose(1500, here, late, LINK, target_ns).way is Way.LOCAL
+    assert choose(1500, here, PLACE, LINK, target_ns).way is Way.REMOTE  # in time there, too
+    assert choose(1500, here, late, LINK, both.local_ns - 1).way is Way.REMOTE  # in time nowhere
+    assert choose(1500, replace(here, has_time=False), late, LINK, target_ns).way is Way.REMOTE
+
+
 def test_a_prompt_that_is_cached_here_is_computed_here() -> None:
     busy = replace(PLACE, residents=4, context_tokens=4_000)
 

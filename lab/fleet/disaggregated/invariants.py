@@ -115,11 +115,14 @@ class Invariants:
         request = node.scheduler.table.live.get(fact.seq_id)
         if request is None or not request.blocks:
             return
-        size = node.executor.block_tokens
-        for place, token in enumerate(self.prompts[fact.seq_id]):
-            cell = node.executor.read_block(request.blocks[place // size])[place % size]
-            holds = cell is not None and cell.token == token
-            require(5, holds, f"{fact.seq_id}: position {place} holds {cell}, not {token}")
+        size, prompt = node.executor.block_tokens, self.prompts[fact.seq_id]
+        for begin in range(0, len(prompt), size):
+            cells = node.executor.read_block(request.blocks[begin // size])
+            held = [None if cell is None else cell.token for cell in cells]
+            for place, token in enumerate(prompt[begin : begin + size], begin):
+                if held[place - begin] != token:
+                    said = f"{fact.seq_id}: position {place} holds {cells[place - begin]}"
+                    require(5, False, f"{said}, not {token}")
 
     def _parts(self, account: KvAccount) -> None:
         total_ns = sum(account.parts.values())

@@ -175,7 +175,9 @@ class FleetApart(World):
         self._gateway.append(SequenceSent(now_ns, ask.seq_id, name, incarnation))
         cached_tokens = routed.candidates[0].cached_tokens
         here = Decodes(name, self._states[name].load, cached_tokens)
-        found = self._choice.best(prompt_tokens, routed.anchors, here, self._computing())
+        found = self._choice.best(
+            prompt_tokens, routed.anchors, here, self._computing(), routed.ttft_target_ns
+        )
         peer = None
         if found is not None and found.split.way is Way.REMOTE:
             self._choice.sent_away(ask.seq_id, found, name, prompt_tokens, routed.anchors)

@@ -23,6 +23,9 @@ from service.fleet.routing.prefix_index import PrefixIndex
 from service.fleet.transfer.split import LinkCost, PrefillPlace, Split, choose
 from service.fleet.wire.messages import Load
 
+_MOST_DECODE = 0.5
+"""Of an inter-token target: engines whose decodes need more of it have no time for prompts."""
+
 
 class Computes(NamedTuple):
     """An engine that computes prompts for others, and the way from there."""
@@ -95,13 +98,16 @@ class PrefillChoice:
         anchors: tuple[int, ...],
         here: Decodes,
         there: Iterable[Computes],
+        ttft_target_ns: int | None = None,
     ) -> Found | None:
-        """For a prompt that `here` goes on with; None: there is no engine to choose."""
+        """For a prompt that `here` goes on with, and whose first token is promised within
+        `ttft_target_ns`; None: there is no engine to choose."""
         found: Found | None = None
         local = self._here(here)
         for other in there:
             cached = self._cached(other, anchors)
-            split = choose(prompt_tokens, local, self._there(other, cached), other.link)
+            place = self._there(other, cached)
+            split = choose(prompt_tokens, local, place, other.link, ttft_target_ns)
             if found is None or split.remote_ns < found.split.remote_ns:
                 found = Found(other.name, split, cached)
         return found
@@ -136,11 +142,15 @@ class PrefillChoice:
             residents=load.running + load.waiting + coming.sequences,
         )
         if not place.residents or load.target_ns is None:
-            return place
+            return replace(place, has_time=True)
         cost = place.cost
         decode_ns = cost.decode_step_ns(place.residents, place.context_tokens)
         tokens = spare_ns(cost, decode_ns, load.target_ns) / max(1, cost.prefill_token_ns)
-        return replace(place, chunk_tokens=max(1, min(place.chunk_tokens, int(tokens))))
+        return replace(
+            place,
+            chunk_tokens=max(1, min(place.chunk_tokens, int(tokens))),
+            has_time=decode_ns <= _MOST_DECODE * load.target_ns,
+        )
 
     def _there(self, engine: Computes, cached_tokens: int) -> PrefillPlace:
         place = _place(engine.load, cached_tokens)

@@ -7,8 +7,13 @@ Both ways are predicted from the fitted cost of a step, and the cheaper one is t
     remote    the queue there, its prompt in chunks, what of the transfer no chunk hides, the
               comparison of the digests, and a step of the sequences that decode here
 
-A tie is local: it needs nobody else. That it is the uncached part of a prompt that counts is
-llm-d's rule; that the load of the decoders does is Dynamo's. Here both follow from the prediction.
+A tie is local: it needs nobody else. With a target for the first token, a prompt that would miss it
+there and meet it here stays, however long it makes others wait, if they can: those who decode here
+need no more than half of their inter-token target. Else engines that may only compute prompts would
+hold up a fleet whose other engines have time.
+
+That it is the uncached part of a prompt that counts is llm-d's rule; that the load of the decoders
+does is Dynamo's. Here both follow from the prediction.
 
 Pure. What was predicted is a fact (KvSplitChosen), so that regret can be computed afterwards.
 """
@@ -30,7 +35,8 @@ ASSUMED_DIGEST_BYTE_NS = 0.5
 class PrefillPlace:
     """An engine that could compute the prompt. `cached_tokens` of it are in its prefix cache;
     `waiting_tokens` of other prompts come first; `residents` sequences decode there, which attend
-    to `context_tokens` together; a step takes at most `chunk_tokens` of prompts."""
+    to `context_tokens` together, and whose targets leave time for prompts if it `has_time`; a step
+    takes at most `chunk_tokens` of prompts."""
 
     cost: SetStepCost
     cached_tokens: int
@@ -38,6 +44,7 @@ class PrefillPlace:
     residents: int
     context_tokens: int
     chunk_tokens: int
+    has_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +91,15 @@ class Split:
         )
 
 
-def choose(prompt_tokens: int, local: PrefillPlace, remote: PrefillPlace, link: LinkCost) -> Split:
-    """Predict both ways for a prompt. The decode engine need not get blocks that it has."""
+def choose(
+    prompt_tokens: int,
+    local: PrefillPlace,
+    remote: PrefillPlace,
+    link: LinkCost,
+    ttft_target_ns: int | None = None,
+) -> Split:
+    """Predict both ways for a prompt. The decode engine need not get blocks that it has. The first
+    token is promised within `ttft_target_ns` from now."""
     steps, work_ns = _here(local, prompt_tokens)
     local_ns = _queue_ns(local) + steps * _decode_ns(local) + work_ns
     harm_ns = work_ns * local.residents
@@ -95,6 +109,8 @@ def choose(prompt_tokens: int, local: PrefillPlace, remote: PrefillPlace, link: 
     remote_ns = _queue_ns(remote) + computed_ns + exposed_ns + wait_ns
     remote_ns += 2 * link.delay_ns + sent_bytes * link.digest_byte_ns
     way = Way.REMOTE if round(remote_ns) < round(local_ns + harm_ns) else Way.LOCAL
+    if ttft_target_ns is not None and local.has_time and local_ns <= ttft_target_ns < remote_ns:
+        way = Way.LOCAL
     return Split(way, round(local_ns), round(harm_ns), round(remote_ns), round(exposed_ns))
 
 

@@ -59,7 +59,8 @@ class PrefillSplit:
         if _may_go(submit, sequences):
             here = Decodes(link.name, _load(link), cached_tokens)
             there = _computing(link, offer, links.values())
-            found = self._choice.best(prompt_tokens, anchors, here, there)
+            target_ns = routed.ttft_target_ns
+            found = self._choice.best(prompt_tokens, anchors, here, there, target_ns)
         computed_tokens = prompt_tokens - cached_tokens
         if found is None:  # what several sequences share is computed once
             self._choice.sent_here(link.name, computed_tokens // sequences)

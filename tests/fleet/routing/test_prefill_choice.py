@@ -93,3 +93,21 @@ def test_a_prompt_that_was_sent_to_the_decoding_engine_is_there_before_its_repor
     again = choice.best(1000, (), HERE, TWO)
     assert again is not None
     assert again.split.way is Way.LOCAL
+
+
+def test_those_who_decode_have_time_for_a_prompt_if_they_need_half_of_their_target() -> None:
+    """A step of the four of them takes 54 ms. The other engine is late by its queue."""
+    cost = StepCostSet(
+        at_ns=0, step_id=0, base_ns=50_000_000, prefill_token_ns=1_000_000,
+        decode_row_ns=1_000_000, context_token_ns=0,
+    )  # fmt: skip
+    busy = Computes("p", Load(prompt_tokens=1_000, budget_tokens=512, cost=cost), 16, LINK)
+    ways = []
+    for target_ns in (None, 109_000_000, 107_000_000):
+        here = Load(running=4, decode_rows=4, budget_tokens=512, target_ns=target_ns, cost=cost)
+        found = PrefillChoice().best(500, (), Decodes("d", here, 0), [busy], 1_500_000_000)
+        assert found is not None
+        assert found.split.remote_ns > 1_500_000_000 > found.split.local_ns
+        assert found.split.remote_ns < found.split.local_ns + found.split.harm_ns
+        ways.append(found.split.way)
+    assert ways == [Way.LOCAL, Way.LOCAL, Way.REMOTE]

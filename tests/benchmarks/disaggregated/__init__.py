@@ -1,0 +1,1 @@
+"""Figures of load generators beside ours."""
