@@ -152,7 +152,7 @@ def keep(kept: Kept, path: Path) -> None:
     """Write atomically: a series may be interrupted at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+    part.write_bytes(msgspec.json.encode(kept) + b"\n")
     part.replace(path)
 
 
