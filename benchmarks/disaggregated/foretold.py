@@ -25,6 +25,7 @@ from benchmarks.disaggregated.goodput import (
     GOOD,
     LINK,
     MIXES,
+    NO_NOISE,
     REQUESTS,
     RESULTS,
     Layout,
@@ -151,11 +152,11 @@ def judge(mix: Mix, cost: SetStepCost, rates: dict[str, float]) -> dict[str, Any
 def main() -> int:
     """The exit code: 1 if a mix was foretold wrongly."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--costs", type=Path, default=COSTS, help="what `real` has written")
+    parser.add_argument("--costs", type=Path, default=COSTS, help="what `step_costs` has written")
     parser.add_argument("--goodput", type=Path, default=RESULTS, help="what `goodput` has written")
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args()
-    cost = cost_of(chosen.costs)
+    cost = cost_of(chosen.costs, NO_NOISE)
     found = []
     for mix, known in zip(MIXES, json.loads(chosen.goodput.read_text())["mixes"], strict=True):
         assert known["mix"] == mix.name, "both are made from the same mixes"

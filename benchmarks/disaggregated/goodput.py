@@ -4,8 +4,8 @@ do nine of ten requests still meet both targets?
     python -m benchmarks.disaggregated.goodput
 
 In virtual time, with the production scheduler and protocol, and with the costs of a step that
-`benchmarks.disaggregated.real` measured, as if each engine had a machine of its own and a link of
-1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
+`benchmarks.disaggregated.step_costs` measured, as if each engine had a machine of its own and a
+link of 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
 inter-token target; the better one counts. Engines apart are tried in each ratio, which is what
 DistServe's placement searches too. In `by_rule` they are tried in each ratio again, and each prompt
 goes the way that a gateway would choose (`service.fleet.routing.prefill_choice`); engines that
@@ -43,9 +43,10 @@ from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.kv_transfer_records import Way
 
 FOLDER = Path(__file__).parents[1] / "results"
-COSTS, RESULTS = FOLDER / "disaggregated_real.json", FOLDER / "disaggregated_goodput.json"
+COSTS, RESULTS = FOLDER / "disaggregated_step_cost.json", FOLDER / "disaggregated_goodput.json"
 BLOCK_TOKENS, BLOCK_NS = 16, 370_000  # a block of the default model in bf16, at 1 GB/s
 REQUESTS, GOOD, ENGINES = 160, 0.9, 4
+NO_NOISE = 1.0  # the spread of steps in virtual time
 LINK = LinkCost(
     token_bytes=23_040, bytes_per_ns=1.0, delay_ns=300_000, digest_byte_ns=ASSUMED_DIGEST_BYTE_NS
 )
@@ -152,9 +153,10 @@ class Timed(World):
         return self._folds[name].load()
 
 
-def cost_of(path: Path) -> SetStepCost:
+def cost_of(path: Path, spread: float | None = None) -> SetStepCost:
     """A measured cost. `around_ns` of a simulated step are in its device's time."""
-    return SetStepCost(**{**json.loads(path.read_text())["bf16"]["step_cost"], "around_ns": 0})
+    found = json.loads(path.read_text())["bf16"]["step_cost"] | {"around_ns": 0}
+    return SetStepCost(**(found if spread is None else found | {"spread": spread}))
 
 
 def limits_of(
@@ -306,11 +308,11 @@ def goodput(setting: Setting, layout: Layout, above: float = 0.0) -> float:
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--costs", type=Path, default=COSTS, help="what `real` has written")
+    parser.add_argument("--costs", type=Path, default=COSTS, help="what `step_costs` has written")
     parser.add_argument("--only", default="", help="mixes whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    cost = cost_of(chosen.costs)
+    cost = cost_of(chosen.costs, NO_NOISE)
     found: list[dict[str, Any]] = []
     for mix in (one for one in MIXES if chosen.only in one.name):
         setting, ratios = Setting(mix, cost), range(1, ENGINES)
