@@ -5,12 +5,11 @@ do nine of ten requests still meet both targets?
 
 In virtual time, with the production scheduler and protocol, and with the costs of a step that
 `benchmarks.disaggregated.step_costs` measured, as if each engine had a machine of its own and a
-link of 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that follows the
-inter-token target; the better one counts. Engines apart are tried in each ratio, which is what
+link of 1 GB/s. Engines that do both are tried with the fixed budget of a step and with one that
+follows the inter-token target; the better one counts. Engines apart are tried in each ratio, as
 DistServe's placement searches too. In `by_rule` they are tried in each ratio again, and each prompt
-goes the way that a gateway would choose (`service.fleet.routing.prefill_choice`); engines that
-decode follow the inter-token target there, as they do by default. A claim in kind (DistServe, Zhong
-et al., OSDI 2024), not a figure of any machine.
+goes the way that a gateway would choose (`service.fleet.routing.prefill_choice`); who decodes
+follows the inter-token target there. A claim in kind (DistServe, Zhong et al., OSDI 2024).
 """
 
 from __future__ import annotations
