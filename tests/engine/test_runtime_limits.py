@@ -117,6 +117,20 @@ def test_a_sequence_of_the_time_without_a_cache_is_never_shared() -> None:
     assert (hits, world.ends[first]) == ([0, 0], [EndReason.MAX_TOKENS])
 
 
+def test_a_sequence_that_waits_when_the_cache_is_turned_on_shares_blocks() -> None:
+    """Else what has queued up without the cache would be computed in full."""
+    world = World(max_seqs=1)
+    set_limits(world, prefix_cache=False)
+    for _ in range(3):
+        world.submit(0, max_tokens=8, given=list(range(16)))
+    world.step()
+    set_limits(world, prefix_cache=True)
+    world.run()
+
+    hits = [fact.hit_tokens for fact in world.facts if isinstance(fact, SequenceAdmitted)]
+    assert hits == [0, 0, 12]
+
+
 def test_prompts_have_names_in_the_record_while_the_cache_is_turned_off() -> None:
     """Equal ones the same, so that a replay can say what the cache would be worth; not where the
     server started without one."""

@@ -49,8 +49,7 @@ class PrefixBlocks:
         self._aliases = BlockAliases(known + waiting, prefix.knows)
 
     def open(self, request: Request) -> None:
-        """Set the namespace in which a new request may share blocks, if it may. One that comes
-        while the cache is turned off shares none, also when it is turned on again."""
+        """Set the namespace in which a new request may share blocks, if it may."""
         submit = request.submit
         output = submit.prompt_output
         if output is not None and output.reads_every_row:
@@ -58,13 +57,14 @@ class PrefixBlocks:
         if submit.cache_prefix and self._can_be_on:
             namespace = namespace_of(submit.tenant, submit.cache_salt)
             request.cache_root = self._prefix.root(namespace, submit.adapter)
-            request.cacheable = self._prefix.enabled
 
     def match(self, request: Request, now_ns: int) -> Match:
         """What the prefix cache has of a waiting request, without its last token: that one is
-        always computed, because its logits are wanted."""
-        if not request.cacheable:
+        always computed, because its logits are wanted. One that came while the cache was turned
+        off may share blocks if it is on by now."""
+        if not request.is_named or not self._prefix.enabled:
             return Match()
+        request.cacheable = True
         blocks = (request.known_tokens - 1) // self._block_tokens
         return self._prefix.match(self._digests(request, blocks), now_ns)
 
