@@ -13,7 +13,7 @@ short ones at once, then long ones beside those who decode. So there are steps o
 
 For each budget there is a round to fit to (`telemetry.costs.step_cost`, the terms that the budget
 of a step goes by) and one with other requests that is held out. Of these the result says by kind
-how far a prediction is from what the step took (`median_error`, `p90_error`), and how far the sum
+how far a prediction is from what the step took (`median_error`), and how far the sum
 of all predictions is from the sum of all times (`bias`, above 0: predicted too long).
 """
 
@@ -170,13 +170,12 @@ def errors_of(cost: SetStepCost, steps: Sequence[Step]) -> dict[str, dict[str, f
         ]
         if not pairs:
             continue
-        off = sorted(abs(says - took) / took for says, took in pairs)
+        off = [abs(says - took) / took for says, took in pairs]
         total = sum(took for _, took in pairs)
         found[kind] = {
             "steps": len(pairs),
             "median_ms": round(statistics.median(took for _, took in pairs) / 1e6, 2),
             "median_error": round(statistics.median(off), 3),
-            "p90_error": round(off[int(0.9 * (len(off) - 1))], 3),
             "bias": round(sum(says for says, _ in pairs) / total - 1, 3),
         }
     return found
