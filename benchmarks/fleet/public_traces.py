@@ -31,7 +31,14 @@ import msgspec
 from benchmarks.fleet.routing import Piece, kept_table, table
 from lab.fleet.engine import COST, LIMITS
 from lab.fleet.outcome import TARGET
-from lab.fleet.public_traces import Line, PublicTrace, read, sessions_of, shared_share
+from lab.fleet.public_traces import (
+    Line,
+    PublicTrace,
+    TraceFileError,
+    read,
+    sessions_of,
+    shared_share,
+)
 from lab.fleet.world import FleetScenario, FleetWorld
 from lab.simulation.sim_executor import FittedCost, LinearCost
 from service.engine.admission import Limits
@@ -219,7 +226,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "run":
         sizes = given.engines or list(SIZES)
-        run(given.trace, given.file, sizes, given.minutes, given.development)
+        try:
+            run(given.trace, given.file, sizes, given.minutes, given.development)
+        except (OSError, TraceFileError) as error:
+            parser.error(str(error))
     elif given.command == "write":
         write()
     else:

@@ -139,7 +139,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--prefill-split",
             Group.FLEET,
             "whether a prompt is computed by a prefill engine instead of the one that decodes: "
-            "where that is predicted to be cheaper, harm to others included; always; or never",
+            "where that is predicted to be cheaper, harm to others included, or the only way to be "
+            "in time; always; or never",
         ),
     ] = "auto"
 

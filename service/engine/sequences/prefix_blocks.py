@@ -62,9 +62,9 @@ class PrefixBlocks:
         """What the prefix cache has of a waiting request, without its last token: that one is
         always computed, because its logits are wanted. One that came while the cache was turned
         off may share blocks if it is on by now."""
-        if not request.is_named or not self._prefix.enabled:
+        request.cacheable = request.is_named and self._prefix.enabled
+        if not request.cacheable:
             return Match()
-        request.cacheable = True
         blocks = (request.known_tokens - 1) // self._block_tokens
         return self._prefix.match(self._digests(request, blocks), now_ns)
 

@@ -23,8 +23,8 @@ ASSUMED_DELAY_NS = 500_000
 
 
 class PrefillSplit:
-    """`mode`: `auto` takes the way that is predicted to be cheaper, `always` the other engine
-    wherever there is one, `never` none."""
+    """`mode`: `auto` goes by the prediction (`service.fleet.transfer.split`), `always` takes the
+    other engine wherever there is one, `never` none."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
