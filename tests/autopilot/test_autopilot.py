@@ -94,9 +94,16 @@ def test_a_stream_without_an_end_holds_the_decision_up_for_three_minutes_at_most
     assert kept.at_ns - 14 * SECOND == pytest.approx(MOST_MEASURED_NS, abs=2 * SECOND)
 
 
-def _endless(found: World) -> None:
-    for fact in (*arrival("endless", 10**6, "chat", found.now_ns), admitted(10**6, found.now_ns)):
+def test_a_stream_of_a_class_that_the_change_is_not_for_holds_nothing_up() -> None:
+    found = world(by_seqs(), events={14: lambda w: _endless(w, "batch")}).run(60)
+
+    assert found.told(Decision.KEPT)
+
+
+def _endless(found: World, slo_class: str = "chat") -> None:
+    for fact in arrival("endless", 10**6, slo_class, found.now_ns):
         found.pilot.on_fact(fact)
+    found.pilot.on_fact(admitted(10**6, found.now_ns))
 
 
 def test_a_class_that_becomes_clearly_worse_ends_the_trial_early() -> None:

@@ -115,6 +115,7 @@ def test_a_sequence_of_the_time_without_a_cache_is_never_shared() -> None:
 
     hits = [fact.hit_tokens for fact in world.facts if isinstance(fact, SequenceAdmitted)]
     assert (hits, world.ends[first]) == ([0, 0], [EndReason.MAX_TOKENS])
+    assert world.scheduler.prefix.flush() == 4, "the prompt of the second one, in blocks of four"
 
 
 def test_a_sequence_that_waits_when_the_cache_is_turned_on_shares_blocks() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from lab.fleet.public_traces import (
     BLOCK_TOKENS,
@@ -21,6 +23,7 @@ from lab.fleet.traffic import Session
 from lab.fleet.world import FleetScenario, FleetWorld
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.requests.slo_policy import SloClass
+from telemetry.stats.slo_report import Verdict
 
 MOONCAKE = [
     {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
@@ -99,7 +102,7 @@ def test_copies_begin_at_other_places_and_share_no_text() -> None:
     texts = [set(session.new_tokens(0)) for session in found]
     half = len(lines) // 2
     at_first = [session for session in found if session.at_ns == 0]
-    assert len(at_first) == 2
+    assert len({session.new_tokens(0)[0] % 21 for session in at_first}) == 2, "of 21 blocks"
     assert len(set.union(*texts)) == 2 * half
     assert len(found) == 2 * (len(lines) - 1)
 
@@ -124,3 +127,8 @@ def test_a_fleet_serves_recorded_requests_and_finds_their_shared_text(mooncake: 
     assert found.hit_share == BLOCK_TOKENS / (600 + 1024)
     outputs = [asked.tokens for asked in world.asked.values()]
     assert outputs == [5, 7]
+
+    scenario = replace(world.scenario, target=replace_fields(target, itl_ns=1))
+    strict = FleetWorld(scenario)
+    strict.run()
+    assert strict.outcome(0, 10**12).verdicts == {Verdict.SLOW_TOKENS.value: 2}
