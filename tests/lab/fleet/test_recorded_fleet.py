@@ -4,6 +4,7 @@ with another setting it does what a fleet with that setting does."""
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as replace_fact
@@ -18,6 +19,7 @@ from lab.fleet.recorded.world import ReplayedFleet
 from lab.fleet.traffic import Trace
 from lab.fleet.twins.faults import LateReports, TwinFaults
 from service.config.settings import ConfigError
+from service.fleet.routing.prefill_choice import PrefillChoice
 from telemetry.facts.fleet.routing_records import (
     EngineJoined,
     EngineReported,
@@ -206,6 +208,22 @@ def test_over_a_slow_link_prompts_stay_where_they_are_decoded() -> None:
     split.replayed()
 
     assert split.apart == 0
+
+
+def test_the_way_of_a_prompt_is_chosen_again_by_the_target_of_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record, told, best = read_fleet(recorded()), list[object](), PrefillChoice.best
+
+    def noted(choice: PrefillChoice, *asked: Any) -> object:
+        told.append(asked[4])
+        return best(choice, *asked)
+
+    monkeypatch.setattr(PrefillChoice, "best", noted)
+    FleetApart(record, change_of(["prefill=1", "decode=2"])).replayed()
+
+    assert told == [ask.routed.ttft_target_ns for ask in record.asks]
+    assert None not in told
 
 
 def test_a_simulation_is_a_function_of_the_record() -> None:
