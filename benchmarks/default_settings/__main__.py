@@ -35,7 +35,7 @@ from benchmarks.default_settings.plan import (
 from benchmarks.default_settings.rounds import GROUP, Rounds
 from benchmarks.peers.fleet import Server
 from benchmarks.peers.layout import REPOSITORY, PeerError, default_root, fail, say
-from benchmarks.peers.machine import about
+from benchmarks.peers.machine import about, gpu_name
 from benchmarks.peers.recipes import Recipe, Setup, phasescope, recipes, setup_of
 from benchmarks.peers.span_counter import SpanReceiver
 from benchmarks.peers.store import Store
@@ -59,6 +59,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--lengths", default=",".join(LENGTHS), help="of goodput")
     add("--shares", default="0.5,0.9", help="of capacity, in goodput")
     add("--scale", type=float, default=1.0, help="stretches every window (default 1)")
+    add("--injected-every", type=float, default=6.0, help="s between long prompts of mix (6)")
+    add("--prompts", choices=("text", "ids"), default="text", help="ids: for dummy models of ours")
     add("--threads", type=int, default=0, help="compute threads of each peer (default: all cores)")
     add("--root", type=Path, default=default_root(), help="where peers and models live")
     add("--phasescope-flags", default="--kv-memory 512MiB --tracing full", help="of all of ours")
@@ -93,13 +95,17 @@ def _measure(args: argparse.Namespace) -> int:
     if not trials:
         raise PeerError(f"no loads: choose from {', '.join(LOADS)}")
     setup = setup_of(args.root, args.threads, "auto", args.phasescope_flags)
-    if not setup.layout.hf.exists():
+    as_text = args.prompts == "text"
+    if as_text and not setup.layout.hf.exists():
         raise PeerError("prompts need the model: python -m benchmarks.peers.models --only hf")
     if args.fresh:
         args.out.unlink(missing_ok=True)
     settings = {
-        key: getattr(args, key) for key in ("scale", "threads", "phasescope_flags", "old_flags")
-    }
+        key: getattr(args, key)
+        for key in (
+            "scale", "injected_every", "prompts", "threads", "phasescope_flags", "old_flags"
+        )
+    }  # fmt: skip
     places = {
         str(setup.layout.root): "$ROOT",
         str(REPOSITORY): "$REPOSITORY",
@@ -107,11 +113,11 @@ def _measure(args: argparse.Namespace) -> int:
         sys.prefix: "$ENVIRONMENT",
         str(Path.home()): "~",
     }
-    store = Store(args.out, settings, {"machine": about()}, places)
+    store = Store(args.out, settings, {"machine": about(), "gpu": gpu_name()}, places)
     with SpanReceiver() as receiver:
         setup = replace(setup, otlp_endpoint=receiver.endpoint)
         servers = [server_named(label, setup, args.old_flags) for label in servers_of(trials)]
-        Rounds(trials, args.rounds, setup.layout, store, receiver).run(servers)
+        Rounds(trials, args.rounds, setup.layout, store, receiver, as_text).run(servers)
     found = figures(store.data)
     for figure in found:
         say(figure.line())
@@ -128,6 +134,7 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return Choice(
         loads=_known(args.loads, LOADS),
         scale=args.scale,
+        injected_every_s=args.injected_every,
         mix_servers=servers(
             *(f"{FIXED}{int(budget)}" for budget in _words(args.budgets)), *_words(args.peers)
         ),

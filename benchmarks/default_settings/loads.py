@@ -41,7 +41,6 @@ LENGTHS: dict[str, Lengths] = {
 }
 CLOSED = ("c1", "c8", "c16", "pf")
 
-INJECTED_EVERY_S = 6.0
 VOICE_LENGTHS = Fixed(32, 32)
 BATCH_PROMPT, BATCH_USERS = 4000, 2
 VOICE_SHARE, BATCH_SHARE = 0.2, 0.5  # of capacity, together 0.7
@@ -79,9 +78,10 @@ def _streams() -> ClassSpec:
     return ClassSpec(name=STREAMS, lengths=Fixed(64, 200), arrivals=Users(6))
 
 
-def mix(scale: float) -> Run:
-    """Four prompts are injected: the first after 6 s, the last just before the window closes."""
-    every = Interval(INJECTED_EVERY_S)
+def mix(scale: float, every_s: float) -> Run:
+    """Prompts are injected from `every_s` on; each 6 s, the last of four comes just before the
+    window closes."""
+    every = Interval(every_s)
     injected = ClassSpec(name=INJECTED, lengths=Fixed(1500, 8), arrivals=every)
     return Run((_streams(), injected), 25 * scale)
 

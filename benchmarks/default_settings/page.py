@@ -2,7 +2,8 @@
 
     python -m benchmarks.default_settings.page
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; the words around it are kept.
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; the words around it are kept. Of
+`gpu_NAME` the figures are those of a GPU.
 """
 
 from __future__ import annotations
@@ -17,20 +18,30 @@ from benchmarks.default_settings.acceptance import RESULTS
 from benchmarks.default_settings.tables import TABLES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "default_settings.md"
+GPU = RESULTS.with_name("gpu_default_settings.json")
 NEW = Path(__file__).with_name("page.md")
 _BLOCK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def filled(text: str, data: dict[str, Any]) -> str:
+def filled(text: str, data: dict[str, Any], on_gpu: dict[str, Any]) -> str:
     """The page with each table made anew. Raises KeyError for a table that does not exist."""
+
+    def table(name: str) -> str:
+        kind = name.removeprefix("gpu_")
+        return TABLES[kind](data if kind == name else on_gpu)
+
     return _BLOCK.sub(
-        lambda found: f"<!-- table {found[1]} -->\n{TABLES[found[1]](data)}\n<!-- end -->", text
+        lambda found: f"<!-- table {found[1]} -->\n{table(found[1])}\n<!-- end -->", text
     )
 
 
+def read() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The committed results, and those of a GPU."""
+    return json.loads(RESULTS.read_text()), json.loads(GPU.read_text())
+
+
 def main() -> int:
-    data = json.loads(RESULTS.read_text())
-    PAGE.write_text(filled((PAGE if PAGE.exists() else NEW).read_text(), data))
+    PAGE.write_text(filled((PAGE if PAGE.exists() else NEW).read_text(), *read()))
     print(PAGE)
     return 0
 

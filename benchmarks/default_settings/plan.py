@@ -37,6 +37,7 @@ class Choice:
 
     loads: tuple[str, ...]
     scale: float
+    injected_every_s: float
     mix_servers: tuple[str, ...]
     goodput_servers: tuple[str, ...]
     lengths: tuple[str, ...]
@@ -76,7 +77,7 @@ def goodput_load(lengths: str, share: float) -> str:
 
 
 def _mix(choice: Choice) -> Iterator[Trial]:
-    alone, mixed = loads.alone(), loads.mix(choice.scale)
+    alone, mixed = loads.alone(), loads.mix(choice.scale, choice.injected_every_s)
     yield Trial(
         "alone", (DEFAULT,), alone.estimated_s,
         lambda client, label, known: figures.alone(client.run(alone)),

@@ -34,10 +34,11 @@ _EXPORT_S = 1.0  # the exporter looks twice as often
 
 
 class HttpClient:
-    """Runs on one server, for one cell. Prompts are text, so every server tokenizes for itself."""
+    """Runs on one server, for one cell. Prompts are text, so every server tokenizes for itself,
+    or ids where a model of ours has no text."""
 
-    def __init__(self, server: Server, layout: Layout, seed: int, salt: int) -> None:
-        self._server, self._layout = server, layout
+    def __init__(self, server: Server, layout: Layout, seed: int, salt: int, as_text: bool) -> None:
+        self._server, self._layout, self._as_text = server, layout, as_text
         self._seed, self._salt = seed, salt
         self.problems: list[str] = []
         self.ok = 0
@@ -49,9 +50,9 @@ class HttpClient:
             url=self._server.url,
             classes=run.classes,
             model=self._server.start.model,
-            prompt_form=PromptForm.TEXT,
-            tokenizer=str(self._layout.hf),
-            corpus=str(self._layout.corpus),
+            prompt_form=PromptForm.TEXT if self._as_text else PromptForm.IDS,
+            tokenizer=str(self._layout.hf) if self._as_text else None,
+            corpus=str(self._layout.corpus) if self._as_text else None,
             extra_body=self._extra_body(),
             duration_s=None if run.requests else run.seconds,
             requests=run.requests,
@@ -69,8 +70,9 @@ class HttpClient:
         return result
 
     def _extra_body(self) -> dict[str, Any]:
-        """Ours sends a chunk for a token without text too, or a gap would be of two tokens."""
-        each = {"logprobs": 0} if self._server.recipe.ours else {}
+        """Ours sends a chunk for a token without text too, or a gap would be of two tokens. Where
+        models have no text, nearly every token of theirs has one."""
+        each = {"logprobs": 0} if self._server.recipe.ours and self._as_text else {}
         return each | self._server.start.extra_body
 
 
@@ -98,10 +100,16 @@ class Rounds:
     """Measures what is missing in a store."""
 
     def __init__(
-        self, trials: list[Trial], rounds: int, layout: Layout, store: Store, receiver: SpanReceiver
+        self,
+        trials: list[Trial],
+        rounds: int,
+        layout: Layout,
+        store: Store,
+        receiver: SpanReceiver,
+        as_text: bool,
     ) -> None:
         self._trials, self._rounds, self._layout = trials, rounds, layout
-        self._store, self._receiver = store, receiver
+        self._store, self._receiver, self._as_text = store, receiver, as_text
 
     def run(self, servers: list[Server]) -> None:
         labels = [server.label for server in servers]
@@ -143,7 +151,7 @@ class Rounds:
         """Measure and store one; the requests of ours that had a whole reply."""
         server = next(one for one in fleet.running if one.label == server_of(label))
         salt = 10 * (1000 * number + self._trials.index(trial))
-        client = HttpClient(server, self._layout, number, salt)
+        client = HttpClient(server, self._layout, number, salt, self._as_text)
 
         def known(load: str, figure: str) -> float:
             return self._known(load, figure, number)

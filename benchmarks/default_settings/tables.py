@@ -29,10 +29,11 @@ def label(server: str) -> str:
 
 
 def spread(values: Iterable[float], digits: int = 0) -> str:
-    """The median, with the least and the most of the rounds."""
+    """The median, with the least and the most of the rounds; a digit more below ten."""
     known = sorted(values)
     if not known:
         return "-"
+    digits = max(digits, int(known[-1] < 10))
     low, middle, high = (f"{one:,.{digits}f}" for one in (known[0], median(known), known[-1]))
     return f"{middle} ({low} to {high})"
 
@@ -53,8 +54,9 @@ def machine(data: dict[str, Any]) -> str:
     )
     days = sorted({cell["at"][:10] for cell in data["cells"]})
     instructions = ", ".join(about["instructions"])
+    gpu = f"{one}, with " if (one := data["about"].get("gpu")) else ""
     return (
-        f"- Machine: {about['cores']} cores of an {about['cpu']} ({instructions}), "
+        f"- Machine: {gpu}{about['cores']} cores of an {about['cpu']} ({instructions}), "
         f"{about['memory_gib']} GiB.\n"
         f"- Measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}; medians of "
         "interleaved rounds, with the least and the most.\n"

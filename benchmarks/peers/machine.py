@@ -14,12 +14,25 @@ import subprocess
 import sys
 from typing import Any
 
+import pynvml
+
 from benchmarks.machine import CORES, machine
 from benchmarks.peers.layout import REPOSITORY, PeerError
+from telemetry.host.gpu_device import visible_devices
 
 
 def about() -> dict[str, Any]:
     return machine() | {"load_average_1_min": os.getloadavg()[0]}
+
+
+def gpu_name() -> str | None:
+    """That of the first GPU, where there is one."""
+    try:
+        pynvml.nvmlInit()
+        devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return pynvml.nvmlDeviceGetName(devices[0].parent) if devices else None
+    except pynvml.NVMLError:
+        return None
 
 
 def calibrate() -> dict[str, float]:

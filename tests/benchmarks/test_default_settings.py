@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from benchmarks.default_settings.acceptance import RESULTS, Results
 from benchmarks.default_settings.acceptance import figures as judged
-from benchmarks.default_settings.page import NEW, PAGE, filled
+from benchmarks.default_settings.page import NEW, PAGE, filled, read
 from benchmarks.default_settings.plan import (
     DEFAULT,
     OLD,
@@ -141,19 +140,21 @@ def example() -> dict[str, Any]:
 def test_the_page_is_filled_and_its_words_are_kept() -> None:
     """All that does not hold is said, and filling it again changes nothing."""
     text = NEW.read_text()
-    page = filled(text + "\nWords of people.\n", example())
+    on_gpu = example() | {"about": {**example()["about"], "gpu": "Some GPU"}}
+    page = filled(text + "\nWords of people.\n", example(), on_gpu)
 
     assert [name for name in TABLES if f"<!-- table {name} -->" not in text] == []
     assert "| fixed, 64 |" in page
     assert "- mix: ITL p99, ms: 130, limit <= 120: does not hold." in page
+    assert "- Machine: Some GPU, with " in page
     assert "- vLLM did not take part: no memory." in page
     assert "0.75 (0.75 to 0.75)" in page
     assert page.endswith("\nWords of people.\n")
-    assert filled(page, example()) == page
+    assert filled(page, example(), on_gpu) == page
 
 
 def test_the_committed_page_has_the_tables_of_the_committed_results() -> None:
     """Neither is there without the other."""
     assert PAGE.exists() == RESULTS.exists()
     if PAGE.exists():
-        assert filled(PAGE.read_text(), json.loads(RESULTS.read_text())) == PAGE.read_text()
+        assert filled(PAGE.read_text(), *read()) == PAGE.read_text()

@@ -182,7 +182,7 @@ def measured(run: Run, script: Any) -> BenchResult:
 
 def test_figures_of_the_mix_are_the_streams_gaps_and_the_prompts_wait() -> None:
     """A long prompt waits 300 ms, a stream has a token every 20 ms."""
-    run = loads.mix(0.012)  # 0.3 s, which no injection would reach
+    run = loads.mix(0.012, 6.0)  # 0.3 s, which no injection would reach
     streams, injected = run.classes
     injected = loads.ClassSpec(
         name=injected.name, lengths=injected.lengths, arrivals=loads.Interval(0.1)
