@@ -43,7 +43,12 @@ CHAT = Mix(name="chat", prompt=(16, 64), output=(24, 64))
 LONG = Mix(name="long", prompt=(500, 900), output=(8, 16))
 SHARED = Mix(name="shared", prompt=(16, 48), output=(24, 48), shared_tokens=512)
 ESSAY = Mix(name="essay", prompt=(16, 48), output=(120, 200))
-LOOSE = Mix(name="loose", prompt=(64, 128), output=(48, 96), fields={"temperature": 1.0})
+DICE = Mix(
+    name="dice",
+    prompt=(64, 128),
+    output=(48, 96),
+    fields={"temperature": 2.0, "logit_bias": {str(one): 100 for one in range(100, 108)}},
+)
 
 # An automatic budget fills steps up to the promised gap. The promise is what the server by hand
 # keeps, so that server has another promise: with such a budget it would not be the same server.
@@ -53,7 +58,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="budget_too_large",
         about="whole prompts in one step make the streams beside them late",
-        streams=(Stream(mix=CHAT, load=0.3), Stream(mix=LONG, load=0.2)),
+        streams=(Stream(mix=CHAT, load=0.3), Stream(mix=LONG, load=0.4)),
         flags=("--max-batched-tokens", "auto"),
         wrong={"max_batched_tokens": 1024},
         best={"max_batched_tokens": 128},
@@ -84,8 +89,8 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         name="drafts_that_do_not_pay",
-        about="steps compute drafts that are not accepted",
-        streams=(Stream(mix=LOOSE, load=0.8),),
+        about="eight words by chance: each pair was there before, and is followed by another word",
+        streams=(Stream(mix=DICE, load=0.8),),
         flags=(*_FIXED, "--speculative-tokens", "8"),
         best_flags=("--speculative-tokens", "0"),
         best={"speculative_tokens": 0},

@@ -11,10 +11,11 @@ by sixes or by what fits their registers, which no knots follow: so steps that o
 factor for every number of tokens that was seen often enough. A step *reshapes* when it has another
 number of tokens than the one before it: runtimes that infer shapes as they go prepare all layers
 again. The span from an iteration's begin to the commit of its step is fitted by least squares of
-the relative error; the gap from there to the next begin is measured apart. Then the coefficients
-are scaled so that the mean error is 0, which matters more to a replay than any single step, because
-a queue adds errors up. Mask time is left out of the fit but not of the mean: it depends on which
-sequences are constrained, not on the load.
+the relative error, near a plain fit that knows the warm-up, too (`telemetry.costs.cost_model`); the
+gap from there to the next begin is measured apart. Then the coefficients are scaled so that the
+mean error is 0, which matters more to a replay than any single step, because a queue adds errors
+up. Mask time is left out of the fit but not of the mean: it depends on which sequences are
+constrained, not on the load.
 
 The rest, the ratio of each iteration to its prediction and the gap after it, is kept in order: it
 is the noise of the machine (`lab.replay.noise`), stalls included.

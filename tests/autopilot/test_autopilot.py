@@ -63,27 +63,6 @@ def test_it_decides_within_a_minute_where_the_gain_is_large() -> None:
     assert found.told(Decision.KEPT)
 
 
-def test_a_search_that_finds_nothing_is_soon_asked_again_and_then_ever_later() -> None:
-    """The first one knew only some seconds of what is wrong. In the long run searches have a tenth
-    of one core; here each takes 2 s of it."""
-    found = world(always(0.4)).run(1800)
-    gaps_s = [(b - a) / SECOND for a, b in zip(found.asks, found.asks[1:], strict=False)]
-
-    assert len([at_ns for at_ns in found.asks if at_ns < 66 * SECOND]) == 3
-    assert gaps_s[0] < 25
-    assert gaps_s == sorted(gaps_s)
-    assert gaps_s[-1] > 300
-
-
-def test_a_class_that_misses_its_objective_is_searched_for_before_many_have() -> None:
-    """Of one request a second nine in ten are good, where 99 % were promised."""
-    found = world(
-        by_seqs(bad=0.9), seed=3, rate=lambda at_s: 2.0, verdict=lambda at_s, shares: "healthy"
-    ).run(60)
-
-    assert found.asks[0] < 40 * SECOND
-
-
 def test_a_promise_that_is_not_kept_is_rolled_back_and_not_tried_again() -> None:
     """The search sees a gain where there is none."""
     found = world(always(0.4), forecast=by_seqs()).run(1800)
