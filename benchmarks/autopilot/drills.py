@@ -58,10 +58,10 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="budget_too_large",
         about="whole prompts in one step make the streams beside them late",
-        streams=(Stream(mix=CHAT, load=0.3), Stream(mix=LONG, load=0.4)),
+        streams=(Stream(mix=ESSAY, load=0.4), Stream(mix=LONG, load=0.25)),
         flags=("--max-batched-tokens", "auto"),
         wrong={"max_batched_tokens": 1024},
-        best={"max_batched_tokens": 128},
+        best={"max_batched_tokens": 64},
     ),
     Drill(
         name="too_few_sequences",
