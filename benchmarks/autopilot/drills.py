@@ -43,6 +43,8 @@ CHAT = Mix(name="chat", prompt=(16, 64), output=(24, 64))
 LONG = Mix(name="long", prompt=(500, 900), output=(8, 16))
 SHARED = Mix(name="shared", prompt=(16, 48), output=(24, 48), shared_tokens=512)
 ESSAY = Mix(name="essay", prompt=(16, 48), output=(120, 200))
+# below 100 tokens, so that one late gap is too many
+STREAM = Mix(name="stream", prompt=(16, 48), output=(64, 96))
 DICE = Mix(
     name="dice",
     prompt=(64, 128),
@@ -58,7 +60,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="budget_too_large",
         about="whole prompts in one step make the streams beside them late",
-        streams=(Stream(mix=ESSAY, load=0.4), Stream(mix=LONG, load=0.25)),
+        streams=(Stream(mix=STREAM, load=0.4), Stream(mix=LONG, load=0.25)),
         flags=("--max-batched-tokens", "auto"),
         wrong={"max_batched_tokens": 1024},
         best={"max_batched_tokens": 64},

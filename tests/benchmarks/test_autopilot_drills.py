@@ -11,7 +11,7 @@ from benchmarks.autopilot.running import requests_of
 from benchmarks.autopilot.scoring import Slo
 from telemetry.requests.slo_policy import read_policy
 
-CAPACITY = dict.fromkeys(("chat", "long", "shared", "essay", "dice"), 1.0)
+CAPACITY = dict.fromkeys(("chat", "long", "shared", "essay", "stream", "dice"), 1.0)
 PROMISE = Slo(ttft_ms=500, itl_ms=100)
 
 
