@@ -73,12 +73,14 @@ class Bench:
 
     async def drill(self, drill: Drill, seconds: float) -> DrillResult:
         flags = (*self.flags, *drill.flags)
-        requests = await self._requests(drill.streams, flags, _SEED, seconds)
+        best = (*flags, *drill.best_flags)
+        requests = await self._requests(drill.streams, best, _SEED, seconds)
         folder = self.work / drill.name
         end_s = WITHIN_S + seconds
-        off = ("--autopilot", "off")
+        off = (*flags, *self._promise(folder / "by_hand", _LOOSE), "--autopilot", "off")
         say(f"{drill.name}: by hand")
-        hand = await run((*flags, *off), drill.best, requests, end_s, folder, say, self.cores)
+        by_hand = folder / "by_hand"
+        hand = await run(off, drill.best, requests, end_s, by_hand, say, self.cores)
         slo = promise_of(due_in(hand, WITHIN_S, end_s))
         if slo is None:
             raise DidNotStart(f"{drill.name}: no replies with the best setting")

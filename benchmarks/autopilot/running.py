@@ -23,6 +23,8 @@ _DRAIN_S = 10.0
 _POLL_S = 2.0
 _CAPACITY_S = 20.0
 _LEAD_S = 0.3
+RECORD = "record.journal"
+UNPROMISED = "unpromised"  # the SLO class of a culprit
 
 Parts = Sequence[tuple[float, float, Sequence[Stream]]]
 """Begin and end in s, and what comes in between."""
@@ -78,7 +80,11 @@ def requests_of(seed: int, parts: Parts, capacity: dict[str, float]) -> list[Pla
                 body = stream.mix.body(draw)
                 found.append(
                     PlannedRequest(
-                        at_s=at_s, body=body, tenant=stream.tenant, is_culprit=stream.is_culprit
+                        at_s=at_s,
+                        body=body,
+                        tenant=stream.tenant,
+                        is_culprit=stream.is_culprit,
+                        slo_class=UNPROMISED if stream.is_culprit else None,
                     )
                 )
                 at_s += float(draw.exponential(mean_s))
@@ -94,7 +100,7 @@ async def run(
     say: Say,
     cores: Cores,
 ) -> Seen:
-    """Start, set `limits` as a rollout does, send, and end."""
+    """Start, set `limits` as a rollout does, send, and end. The record is kept in `folder`."""
     clock = MonotonicClock()
     async with DrillServer(flags, folder, clock, say, cores=cores) as server:
         if limits:
@@ -110,6 +116,7 @@ async def run(
                 await clients.wait(_DRAIN_S)
             view, at_s = await _view(server.url, clock, begin_ns)
             in_force = await asyncio.to_thread(_get, server.url, "/debug/limits")
+            await server.save_journal(folder / RECORD)
         finally:
             watched.cancel()
             await asyncio.gather(watched, return_exceptions=True)

@@ -7,7 +7,7 @@ from math import sqrt
 
 import msgspec
 
-from benchmarks.autopilot.running import Decided, Seen
+from benchmarks.autopilot.running import UNPROMISED, Decided, Seen
 from lab.drills.client import Sent
 from telemetry.numbers.quantiles import quantile
 
@@ -16,6 +16,7 @@ WITHIN_S = 60.0
 MOST_REVERSALS = 2
 AROUND_S = 60.0  # before and after a change, when its harm is judged
 NOISE_SD = 3.0
+_NO_PROMISE_MS = 600_000.0
 _LATE_GAPS = 100  # one gap in so many may be late
 
 
@@ -33,8 +34,14 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         return late <= len(one.gaps_us) // _LATE_GAPS
 
     def as_toml(self) -> str:
-        lines = ('default = "chat"', "[classes.chat]", f"ttft_ms = {self.ttft_ms:g}")
-        return "\n".join((*lines, f"itl_ms = {self.itl_ms:g}", f"objective = {self.objective:g}\n"))
+        chat = ('default = "chat"', *_class("chat", self.ttft_ms, self.itl_ms, self.objective))
+        culprit = _class(UNPROMISED, _NO_PROMISE_MS, _NO_PROMISE_MS, 0.5)
+        return "\n".join((*chat, *culprit, ""))
+
+
+def _class(name: str, ttft_ms: float, itl_ms: float, objective: float) -> tuple[str, ...]:
+    numbers = (f"ttft_ms = {ttft_ms:g}", f"itl_ms = {itl_ms:g}", f"objective = {objective:g}")
+    return (f"[classes.{name}]", *numbers)
 
 
 class Got(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from diagnosis.autopilot.thresholds import (
     ASK_AGAIN_MOST_NS,
     ASK_AGAIN_NS,
     BEFORE_WINDOW_NS,
+    CPU_SAVED_NS,
     CPU_SHARE,
     LEAST_TROUBLE_NS,
     QUIET_NS,
@@ -53,6 +54,7 @@ class Pilot:
         self._asked: Asked | None = None
         self._number = self._fruitless = 0
         self._not_before_ns = 0
+        self._paid_ns = -CPU_SAVED_NS  # until then searches have used their share of the CPU
         self._trouble_ns: int | None = None
         self._quiet_since_ns: int | None = None
         self._said: tuple[Reason, Values] | None = None
@@ -76,8 +78,8 @@ class Pilot:
 
     def on_answer(self, answer: SettingsAnswer | None, cpu_s: float, now_ns: int) -> None:
         """The answer to `Ask`; None: the search failed. `cpu_s` is what it cost."""
-        rest_ns = max(ASK_AGAIN_NS, int(cpu_s / CPU_SHARE * 1e9))
-        self._not_before_ns = max(self._not_before_ns, now_ns + rest_ns)
+        self._paid_ns = max(self._paid_ns, now_ns - CPU_SAVED_NS) + int(cpu_s / CPU_SHARE * 1e9)
+        self._not_before_ns = max(self._not_before_ns, now_ns + ASK_AGAIN_NS, self._paid_ns)
         asked = self._asked if self.attempt is None else self.attempt.asked
         if asked is not None:
             asked.answer, asked.has_failed = answer, answer is None
@@ -142,8 +144,8 @@ class Pilot:
 
     def _rest(self, now_ns: int) -> None:
         """Nothing came of a search: the next one is later each time."""
-        self._fruitless += 1
         rest_ns = min(ASK_AGAIN_MOST_NS, ASK_AGAIN_NS << min(_MOST_DOUBLINGS, self._fruitless))
+        self._fruitless += 1
         self._not_before_ns = max(self._not_before_ns, now_ns + rest_ns)
         self._watch(now_ns)
 

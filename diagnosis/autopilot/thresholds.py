@@ -24,16 +24,16 @@ BEFORE_WINDOW_NS: Annotated[
 ] = 60_000_000_000  # fmt: skip
 MISSED_SD: Annotated[
     float, "sd", "a class misses its objective beyond this",
-    "by hand: one window in a thousand by chance, and all that follows is a search",
-] = 3.0  # fmt: skip
+    "by hand: one window in forty by chance, and all that follows is a search",
+] = 2.0  # fmt: skip
 ANSWER_WITHIN_NS: Annotated[
     int, "ns", "a search without an answer for so long has failed",
     "the time after which the child process is ended, and ten seconds",
 ] = 130_000_000_000  # fmt: skip
 ASK_AGAIN_NS: Annotated[
     int, "ns", "shortest time between two searches",
-    "by hand: half of the window is new by then",
-] = 30_000_000_000  # fmt: skip
+    "half of the window that a search replays is new by then",
+] = 15_000_000_000  # fmt: skip
 ASK_AGAIN_MOST_NS: Annotated[
     int, "ns", "longest time between two searches that found nothing, while trouble lasts",
     "by hand: the load may have changed in a way that no test here sees",
@@ -42,6 +42,10 @@ CPU_SHARE: Annotated[
     float, "of one core", "searches use no more of it in the long run",
     "by hand: the first search is not held back by it, and later ones gain less",
 ] = 0.10  # fmt: skip
+CPU_SAVED_NS: Annotated[
+    int, "ns", "the share of so long is saved up, at most, for searches one after another",
+    "by hand: four searches of 3 s, since the first ones of a fault matter most",
+] = 120_000_000_000  # fmt: skip
 
 # --- what is proposed ----------------------------------------------------------------------------
 

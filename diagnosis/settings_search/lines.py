@@ -7,11 +7,11 @@ answer. A line whose setting cannot have played a part is not there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diagnosis.settings_search.answer import ClassForecast
 from diagnosis.settings_search.pressure import Pressure
-from diagnosis.settings_search.settings import CHUNKED_PREFILL, FAIRNESS, KV_BLOCKS
+from diagnosis.settings_search.settings import CHUNKED_PREFILL, FAIRNESS, KV_BLOCKS, values_of
 from diagnosis.settings_search.thresholds import (
     DOMINANT,
     LEAST_BUDGET,
@@ -65,8 +65,20 @@ def lines_of(
         _cache(now, pressure),
         _queue(now, pressure),
     ]
-    lines = [line for line in found if line is not None and line.weight > 0]
+    lines = [
+        _started_first(line, start, now) for line in found if line is not None and line.weight > 0
+    ]
     return sorted(lines, key=lambda line: -line.weight)
+
+
+def _started_first(line: Line, start: Limits, now: Limits) -> Line:
+    """What the engine started with comes before all other values of a limit that has changed
+    since: somebody has chosen it, and it stays the choice where others are no better."""
+    first = values_of(start).get(line.name)
+    if first in (AUTO, values_of(now).get(line.name)):
+        return line
+    rest = [one for one in line.values if one != {line.name: first}]
+    return replace(line, values=({line.name: first}, *rest))
 
 
 def unknown_of(start: Limits, now: Limits, pressure: Pressure) -> dict[str, str]:

@@ -235,6 +235,7 @@ def _head(request: PlannedRequest, request_id: str) -> bytes:
         "connection: close",
         f"x-request-id: {request_id}",
         f"x-tenant: {request.tenant}",
+        *([] if request.slo_class is None else [f"x-slo-class: {request.slo_class}"]),
         "content-type: application/json",
         f"content-length: {len(request.body)}",
     )

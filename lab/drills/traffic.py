@@ -51,7 +51,8 @@ STEADY = Reader()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """One request that is going to be sent, `at_s` after the start of the traffic."""
+    """One request that is going to be sent, `at_s` after the start of the traffic; without an
+    `slo_class` it is of the default one."""
 
     at_s: float
     body: bytes
@@ -59,6 +60,7 @@ class PlannedRequest:
     path: str = COMPLETIONS
     reader: Reader = STEADY
     is_culprit: bool = False
+    slo_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

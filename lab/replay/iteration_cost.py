@@ -11,10 +11,11 @@ by sixes or by what fits their registers, which no knots follow: so steps that o
 factor for every number of tokens that was seen often enough. A step *reshapes* when it has another
 number of tokens than the one before it: runtimes that infer shapes as they go prepare all layers
 again. The span from an iteration's begin to the commit of its step is fitted by least squares of
-the relative error; the gap from there to the next begin is measured apart. Then the coefficients
-are scaled so that the mean error is 0, which matters more to a replay than any single step, because
-a queue adds errors up. Mask time is left out of the fit but not of the mean: it depends on which
-sequences are constrained, not on the load.
+the relative error, near a plain fit that knows the warm-up, too (`telemetry.costs.cost_model`); the
+gap from there to the next begin is measured apart. Then the coefficients are scaled so that the
+mean error is 0, which matters more to a replay than any single step, because a queue adds errors
+up. Mask time is left out of the fit but not of the mean: it depends on which sequences are
+constrained, not on the load.
 
 The rest, the ratio of each iteration to its prediction and the gap after it, is kept in order: it
 is the noise of the machine (`lab.replay.noise`), stalls included.
@@ -33,7 +34,7 @@ import numpy as np
 from lab.replay.noise import Disturbance
 from lab.replay.recorded import NotReplayable, RecordedRun
 from telemetry.costs.cost_model import REPLAY, fit
-from telemetry.costs.step_load import Load, load_of_step
+from telemetry.costs.step_load import Load, load_of_step, load_of_warm_up
 from telemetry.facts.engine_records import EngineIdled
 from telemetry.numbers.quantiles import median, quantile
 
@@ -86,7 +87,7 @@ def fit_iterations(
     knots = tuple(knot for knot in REPLAY.knots if knot < widest)
     columns = np.array([REPLAY.columns(load, knots) for load in loads])
     decoded = np.array([0 if load.prompt_tokens else load.decode_tokens for load in loads])
-    found, inliers = fit(REPLAY, columns, computed_ns)
+    found, inliers = fit(REPLAY, columns, computed_ns, _warm_up(runs, knots))
     factors = _factors(decoded[inliers], computed_ns[inliers], columns[inliers] @ found)
     differs = np.array([factors.get(tokens, 1.0) for tokens in decoded.tolist()])
     found *= spans_ns[inliers].sum() / (columns @ found * differs)[inliers].sum()
@@ -111,6 +112,13 @@ def fit_iterations(
             for one, cost_ns, ratio in zip(seen, predicted.tolist(), ratios.tolist(), strict=True)
         ),
     )
+
+
+def _warm_up(runs: Sequence[RecordedRun], knots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and spans of the steps that the engines measured before they served."""
+    steps = [step for run in runs for step in run.started.warm_up]
+    columns = [REPLAY.columns(load_of_warm_up(step), knots) for step in steps]
+    return np.array(columns), np.array([step.span_ns for step in steps])
 
 
 class _Iteration(NamedTuple):

@@ -13,7 +13,8 @@ terms a model has and how they are fitted. The presets differ because their uses
               which kernels begin another tile. Unbiased: its total is the measured total.
     AROUND    its companion for sampling and host work, which depend on the rows alone.
     REPLAY    whole iterations, as exact as possible for a simulated queue. The slope may change
-              either way at each knot in the number of rows, so coefficients may be negative.
+              either way at each knot in the number of rows, so coefficients may be negative. Where
+              few steps say what a term costs, it is what the plain terms say.
 
 All fits are least squares of the relative error: an error in a short step matters to a latency
 target as much as one in a long step.
@@ -33,9 +34,12 @@ from telemetry.numbers.quantiles import median
 
 # numbers that decide what a fit says are annotated with unit, meaning and reason
 RIDGE: Annotated[
-    float, "of a relative error", "weight of a coefficient of 0 in the fit of a replay",
-    "by hand: far below what any step says, so it only counts where none does",
-] = 1e-4  # fmt: skip
+    float, "of its time", "a step is off by so much in the fit of a replay, at least",
+    "by hand: far below what any machine repeats, so that the plain cost counts a little",
+] = 1e-3  # fmt: skip
+PLAIN_OFF: Annotated[
+    float, "of itself", "a plain coefficient may be off by so much", "by hand: as pace differs"
+] = 1 / 3
 OUTLIER: Annotated[
     float, "of its prediction", "a step that took more is left out of the fit",
     "by hand: between the noise of a machine and a stall",
@@ -95,6 +99,15 @@ _KNOTTED: Mapping[Term, Callable[[Load, int], float]] = {
     Term.ROW_STEPS: lambda load, knot: float(load.decode_rows > knot),
 }
 
+_PLAIN = (
+    Term.PROMPT_TOKENS,
+    Term.PAIRS,
+    Term.DECODE_TOKENS,
+    Term.CONTEXT_TOKENS,
+    Term.HAS_PROMPTS,
+)
+"""Terms that cost something on any machine: they tell what was not seen from what was."""
+
 InlierFilter = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -111,9 +124,14 @@ def _within_typical_error(spans_ns: np.ndarray, predicted: np.ndarray) -> np.nda
     """Steps within FAR times the median distance from the fit. On a quiet machine the bound is
     tight, so that a slow period does not change the cost of the loads that only it had."""
     far = np.abs(np.log(spans_ns / predicted.clip(1)))
-    middle = median(far.tolist()) or 0.0
+    middle = _typical_error(spans_ns, predicted)
     limit = np.clip(FAR * middle, np.log(LEAST_OUTLIER), np.log(MOST_OUTLIER))
     return np.asarray(far < limit)
+
+
+def _typical_error(spans_ns: np.ndarray, predicted: np.ndarray) -> float:
+    """The median, of the logarithm."""
+    return median(np.abs(np.log(spans_ns / predicted.clip(1))).tolist()) or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +150,15 @@ class Preset:
     inliers: InlierFilter | None = None
     least_steps: int = 0
     unbiased: bool = False
+
+    def places(self, terms: Sequence[Term], knots: int) -> list[int]:
+        """The columns of the base and of such terms as have one column, where each other term has
+        as many as there are `knots`."""
+        found, place = [0], 1
+        for term in self.terms:
+            found += [place] if term in terms else []
+            place += 1 if term in _VALUES else knots
+        return found
 
     def columns(self, load: Load, knots: Sequence[int] | None = None) -> list[float]:
         """The row of the design matrix: 1 for the base, then the value of each term. `knots`
@@ -209,11 +236,21 @@ class Fit(NamedTuple):
     inliers: np.ndarray
 
 
-def fit(preset: Preset, columns: np.ndarray, spans_ns: np.ndarray) -> Fit:
+def fit(
+    preset: Preset,
+    columns: np.ndarray,
+    spans_ns: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Fit:
     """Fit a preset. `columns` (steps, 1 + terms) are rows of `Preset.columns`; `spans_ns`
-    (steps,)."""
+    (steps,). `known` are columns and spans of steps that were measured before: a signed fit takes
+    from them what the steps do not say."""
     columns, spans = columns.astype(np.float64), spans_ns.astype(np.float64)
-    solve = _ridge if preset.signed else _non_negative
+    plain = _plain(preset, columns, spans, known) if preset.signed else np.zeros(columns.shape[1])
+
+    def solve(some: np.ndarray, took: np.ndarray) -> np.ndarray:
+        return _near(plain, some, took) if preset.signed else _non_negative(some, took)
+
     found = solve(columns, spans)
     inliers = np.ones(len(spans), dtype=bool)
     if preset.inliers is not None:
@@ -225,6 +262,28 @@ def fit(preset: Preset, columns: np.ndarray, spans_ns: np.ndarray) -> Fit:
         if total > 0:
             found = found * (float(spans.sum()) / total)
     return Fit(found, inliers)
+
+
+def _plain(
+    preset: Preset,
+    columns: np.ndarray,
+    spans: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray] | None,
+) -> np.ndarray:
+    """Coefficients of the plain terms, none negative, and 0 for the others. What was known before
+    counts at the pace of the steps."""
+    knotted = sum(term in _KNOTTED for term in preset.terms)
+    knots = (columns.shape[1] - 1 - len(preset.terms) + knotted) // max(1, knotted)
+    places = preset.places(_PLAIN, knots)
+    rows, took = columns[:, places], spans
+    if known is not None and len(known[1]):
+        before = known[0].astype(np.float64)[:, places]
+        told = rows @ _non_negative(before, known[1].astype(np.float64))
+        pace = median((spans / told.clip(1)).tolist()) or 1.0
+        rows, took = np.vstack([rows, before]), np.concatenate([spans, known[1] * pace])
+    found = np.zeros(columns.shape[1])
+    found[places] = _non_negative(rows, took)
+    return found
 
 
 def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -243,14 +302,24 @@ def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
     return found
 
 
-def _ridge(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Coefficients of either sign, with a ridge that only matters where the data do not decide."""
+def _near(plain: np.ndarray, columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Coefficients of either sign, as near to the plain ones as steps allow that are off by as much
+    as these are from a fit of their own."""
+    found = _ridge(plain, columns, spans, RIDGE)
+    off = _typical_error(spans, columns @ found)
+    return found if off <= RIDGE else _ridge(plain, columns, spans, off)
+
+
+def _ridge(
+    plain: np.ndarray, columns: np.ndarray, spans: np.ndarray, step_off: float
+) -> np.ndarray:
+    """A plain coefficient may be off by a share of itself, any other by what makes a whole step;
+    a step by `step_off` of its time."""
     weighted = columns / spans[:, None]
-    scale = np.abs(weighted).max(axis=0)
-    scale[scale == 0] = 1.0
-    scaled = weighted / scale
-    ridge = RIDGE * np.sqrt(len(spans)) * np.eye(columns.shape[1])
-    target = np.concatenate([np.ones(len(spans)), np.zeros(columns.shape[1])])
-    solution, *_ = np.linalg.lstsq(np.vstack([scaled, ridge]), target, rcond=None)
-    found: np.ndarray = solution / scale
+    most = np.abs(weighted).max(axis=0)
+    unit = np.where(plain > 0, PLAIN_OFF * plain, 1 / np.where(most > 0, most, 1.0))
+    ridge = step_off * np.eye(columns.shape[1])
+    target = np.concatenate([1 - weighted @ plain, np.zeros(columns.shape[1])])
+    solution, *_ = np.linalg.lstsq(np.vstack([weighted * unit, ridge]), target, rcond=None)
+    found: np.ndarray = plain + solution * unit
     return found

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
-from telemetry.costs.step_load import Load, attention_pairs, load_of_step
+from telemetry.costs.step_load import Load, load_of_step, load_of_warm_up
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import WarmUpStep
 from telemetry.facts.records import Fact
@@ -89,14 +89,7 @@ def fit(steps: Sequence[Measured], recent: Sequence[Measured] = ()) -> StepCost:
 
 def warm_up_steps(steps: Iterable[WarmUpStep]) -> list[Measured]:
     """The recorded steps of a warm-up as measurements."""
-    return [measured(_load_of(step), step.span_ns) for step in steps]
-
-
-def _load_of(step: WarmUpStep) -> Load:
-    tokens, rows = step.prompt_tokens, step.decode_rows
-    pairs = attention_pairs(tokens, step.context_tokens) if tokens else 0.0
-    context = step.context_tokens if rows else 0
-    return Load(tokens, pairs, rows, rows, context, rows)
+    return [measured(load_of_warm_up(step), step.span_ns) for step in steps]
 
 
 def _spread(found: np.ndarray, recent: Sequence[Measured]) -> float:

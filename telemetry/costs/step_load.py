@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.engine_start import WarmUpStep
 
 
 def attended(tokens: int, context: int) -> int:
@@ -70,3 +71,11 @@ def load_of_step(step: StepRecorded) -> Load:
         prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows,
         scored_rows=scored_rows,
     )  # fmt: skip
+
+
+def load_of_warm_up(step: WarmUpStep) -> Load:
+    """The load of a step of the warm-up, which has a prompt or decodes."""
+    tokens, rows = step.prompt_tokens, step.decode_rows
+    pairs = attention_pairs(tokens, step.context_tokens) if tokens else 0.0
+    context = step.context_tokens if rows else 0
+    return Load(tokens, pairs, rows, rows, context, rows)

@@ -29,10 +29,10 @@ FLOOD = Kind(rate_per_s=12.0, outputs=(60, 120), tenant="flood", slo_class="batc
 GROWING = Kind(rate_per_s=5.0, prompt=(100, 300), outputs=(40, 80))
 
 
-def _without_cache() -> SetLimits:
-    """What an operator or a rollout sends to a server that started with the prefix cache."""
-    limits = msgspec.structs.replace(runtime_of(GOOD), prefix_cache=False)
-    return SetLimits(limits=limits, changed=("prefix_cache",), by="config", why="rolled out")
+def _rolled_out(**changes: Any) -> SetLimits:
+    """What an operator or a rollout sends to a server that started with good limits."""
+    limits = msgspec.structs.replace(runtime_of(GOOD), **changes)
+    return SetLimits(limits=limits, changed=tuple(changes), by="config", why="rolled out")
 
 
 SAID: dict[str, list[str]] = {}  # the progress of each search
@@ -53,8 +53,9 @@ WORLDS: dict[str, Promised] = {
     ),
     "cache turned off": Promised(
         kinds=(Kind(rate_per_s=3.0, prompt=(16, 48), shared_tokens=800),),
-        commands=((0, _without_cache()),),
+        commands=((0, _rolled_out(prefix_cache=False)),),
     ),
+    "slots taken away": Promised(kinds=(CHAT,), commands=((0, _rolled_out(max_seqs=1)),)),
     "flood": Promised(kinds=(Kind(rate_per_s=2.0, tenant="calm"), FLOOD)),
     "overload": Promised(
         kinds=(Kind(rate_per_s=30.0),), limits=dataclasses.replace(GOOD, max_seqs=32)
@@ -148,6 +149,17 @@ def test_the_record_of_a_server_whose_cache_was_turned_off_says_what_it_would_be
     assert answer.best_runtime is not None
     assert answer.best_runtime.classes["chat"].is_met
     assert rerun.is_met
+
+
+def test_what_the_engine_started_with_is_chosen_where_less_would_do() -> None:
+    """From one slot eight would be enough for what came lately; somebody had chosen sixteen."""
+    answer = found("slots taken away")
+
+    assert answer.best_runtime is not None
+    assert [(one.name, one.value) for one in answer.best_runtime.settings] == [
+        ("max_num_seqs", GOOD.max_seqs)
+    ]
+    assert answer.best_runtime.is_met
 
 
 @pytest.mark.slow

@@ -1,0 +1,37 @@
+"""The autopilot's drills compare two servers that differ by the limits only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.autopilot.drills import DRILLS, Drill, drill_named
+from benchmarks.autopilot.running import requests_of
+from benchmarks.autopilot.scoring import Slo
+from telemetry.requests.slo_policy import read_policy
+
+CAPACITY = dict.fromkeys(("chat", "long", "shared", "essay", "stream", "dice"), 1.0)
+PROMISE = Slo(ttft_ms=500, itl_ms=100)
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda one: one.name)
+def test_the_server_by_hand_steps_alike_whatever_is_promised(drill: Drill) -> None:
+    """An automatic budget fills steps up to the promise, and that is what the server by hand keeps:
+    with another promise it would have been another server."""
+    by_hand = drill.best.get("max_batched_tokens", drill.flags[1])
+
+    assert drill.flags[0] == "--max-batched-tokens"
+    assert by_hand != "auto"
+
+
+def test_what_a_culprit_asks_for_is_promised_nothing(tmp_path: Path) -> None:
+    """Else a cap for it would be a loss for the class that it is in."""
+    path = tmp_path / "slo.toml"
+    path.write_text(PROMISE.as_toml())
+    policy = read_policy(str(path))
+    asked = requests_of(1, [(0.0, 60.0, drill_named("flood_without_caps").streams)], CAPACITY)
+    targets = {one.is_culprit: policy.of(one.slo_class or "").ttft_ns / 1e6 for one in asked}
+
+    assert targets[False] == PROMISE.ttft_ms
+    assert targets[True] > 60_000
