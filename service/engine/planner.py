@@ -223,7 +223,7 @@ class Planner:
         if bounds.tightest_ns is None:
             self.cost.unbounded()
         else:
-            builder.limit_time(bounds, self.cost, self._prompts_are_overdue(now_ns))
+            builder.limit_time(bounds, self.cost, self._prompts_are_overdue(now_ns), now_ns)
 
     def _prompts_are_overdue(self, now_ns: int) -> bool:
         """Whether a prompt that is being computed, or is next, has missed all its deadlines."""

@@ -186,6 +186,27 @@ def test_the_bound_for_looser_prompts_does_not_cut_the_prompt_that_they_make_roo
     assert last_target(found) == int(SHARE_BESIDE_LOOSER * VOICE_NS)
 
 
+def test_looser_prompts_do_not_make_the_first_token_late_that_their_step_ends_with() -> None:
+    """Voice has waited for a long step, and has 35 ms left: the batch job gets what its own prompt
+    of 10 ms leaves of them, and not all of the 60 ms. What is late already holds up nobody."""
+
+    def step_ns(left_ns: int) -> int:
+        found = world(slo_order=True)
+        came_beside_others(found, VOICE_NS)
+        submit(found, BATCH_NS, prompt=600)
+        found.step()
+        by_ns = found.clock.now_ns() + left_ns
+        found.submit(10, first_token_by_ns=by_ns, ttft_target_ns=VOICE_NS)
+        found.step()
+        step = found.steps[-1]
+        assert len(step.rows) == 2
+        return step.sample_ns - step.forward_ns
+
+    assert 25 * MS < step_ns(35 * MS) <= 35 * MS
+    assert step_ns(5 * MS) > 50 * MS
+    assert 50 * MS < step_ns(VOICE_NS) <= 60 * MS
+
+
 def test_rows_that_decode_may_have_a_tighter_bound() -> None:
     found = world()
     submit(found, CHAT_NS, max_tokens=50, itl_target_ns=45 * MS)

@@ -129,6 +129,7 @@ class StepCost:
             token_ns=self.drift * fitted.prefill_token_ns,
             pair_ns=self.drift * fitted.pair_ns,
             score_row_ns=self.score_row_ns,
+            spread=fitted.spread,
         )
 
 
@@ -138,7 +139,8 @@ class PromptTime:
 
     The step may take `most_ns`, or a prompt's own bound where that is less; prompts have what is
     left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used. A prompt that
-    `finish_ns` more would finish may have them: else it waits a whole step for a few tokens.
+    `finish_ns` more would finish may have them: else it waits a whole step for a few tokens. Nearly
+    every step takes at most `spread` times what is foretold.
     """
 
     decode_ns: float
@@ -149,6 +151,7 @@ class PromptTime:
     token_ns: float
     pair_ns: float
     score_row_ns: float = 0.0
+    spread: float = 1.0
     used: bool = False
 
     def tokens(

@@ -34,6 +34,8 @@ class PlanBuilder:
         self._skips: list[Skip] = []
         self._time: PromptTime | None = None
         self._bounds = Bounds()
+        self._begin_ns = 0
+        self._due_ns: dict[int, float] = {}
 
     @property
     def context_tokens(self) -> int:
@@ -44,21 +46,27 @@ class PlanBuilder:
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def limit_time(self, bounds: Bounds, cost: StepCost, overdue: bool) -> None:
+    def limit_time(self, bounds: Bounds, cost: StepCost, overdue: bool, now_ns: int) -> None:
         """Leave prompts what the decodes of the step leave of its bounds, if costs are known.
         `overdue`: some of them are."""
         rows = len(self.decodes)
         decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
         self._time = cost.prompt_time(decodes, bounds, overdue)
         if self._time is not None:
-            self._bounds = bounds
+            self._bounds, self._begin_ns = bounds, now_ns
 
     def prompt_tokens(self, request: Request, remaining: int, context: int) -> int:
         """Of a prompt's `remaining` tokens after `context`, how many the step can take."""
         most = min(remaining, self.budget_left)
         if self._time is None:
             return most
-        bound_ns = self._bounds.prompts_ns.get(request.submit.ttft_target_ns, inf)
+        target_ns = request.submit.ttft_target_ns
+        bound_ns = self._bounds.prompts_ns.get(target_ns, inf)
+        if self._due_ns:
+            tighter = (
+                ns for one, ns in self._due_ns.items() if target_ns is None or one < target_ns
+            )
+            bound_ns = min(bound_ns, min(tighter, default=inf))
         return self._time.tokens(remaining, context, most, bound_ns, request.scores_prompt)
 
     def skip(self, request: Request, reason: WaitReason) -> None:
@@ -112,9 +120,20 @@ class PlanBuilder:
         )
         if self._time is not None:
             self._time.take(count, request.computed_tokens, reads.scored_rows)
+            if samples:
+                self._keep_in_time(request, self._time)
         request.advance(count)
         request.in_flight_samples += samples
         self.budget_left -= count
+
+    def _keep_in_time(self, request: Request, time: PromptTime) -> None:
+        """Prompts with more time that come after this one into the step do not make it late."""
+        target_ns, by_ns = request.submit.ttft_target_ns, request.submit.first_token_by_ns
+        if target_ns is None or by_ns is None or request.preemptions:
+            return
+        due_ns = (by_ns - self._begin_ns) / time.spread
+        if time.decode_ns + time.spent_ns <= due_ns:
+            self._due_ns[target_ns] = min(due_ns, self._due_ns.get(target_ns, inf))
 
     def build(
         self, step_id: int, stopped_slots: tuple[int, ...], copies: tuple[BlockCopy, ...]
