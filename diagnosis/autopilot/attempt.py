@@ -82,7 +82,7 @@ class Attempt:
     def _apply(self, now_ns: int) -> None:
         running, set_ns = self.running, self._books.set_by_us_ns
         if set_ns is not None and self._is_in_force(running.proposal.values):
-            running.applied_ns = set_ns
+            running.applied(self._books, set_ns)
             self._memory.changed(running.proposal.values, now_ns)
             self._tell(now_ns, Decision.APPLIED, Reason.GAIN)
             self._go(State.MEASURING, now_ns)
@@ -103,6 +103,9 @@ class Attempt:
             return
         if result.is_good:
             self._keep(now_ns, result.reason)
+            return
+        if result.reason is Reason.WORSE and result.slo_class in running.had_backlog:
+            self._void(now_ns, Reason.BACKLOG)
             return
         if result.reason in (Reason.WORSE, Reason.PROMISE_MISSED):
             self._memory.did_not_help(running.proposal.values, running.load)

@@ -241,13 +241,14 @@ class Books:
             self._window = self.tallies(now_ns - BEFORE_WINDOW_NS, now_ns)
         return self._window
 
-    def overdue(self, now_ns: int) -> int:
-        """Requests that wait, and have waited for more than half of their TTFT target."""
-        return sum(
-            not live.is_admitted
-            and 2 * (now_ns - live.accepted_ns) > self._policy.of(live.slo_class).ttft_ns
-            for live in self._live.values()
-        )
+    def overdue(self, names: Collection[str], now_ns: int) -> dict[str, int]:
+        """By class: requests that wait, and have waited for more than half of their TTFT target."""
+        found = dict.fromkeys(names, 0)
+        for live in self._live.values():
+            if live.slo_class in found and not live.is_admitted:
+                target_ns = self._policy.of(live.slo_class).ttft_ns
+                found[live.slo_class] += 2 * (now_ns - live.accepted_ns) > target_ns
+        return found
 
     def take_changes(self) -> list[Change]:
         """What others changed since this was last asked."""

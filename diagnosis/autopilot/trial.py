@@ -5,12 +5,13 @@
 Only requests that were accepted since count. As long as the queue from before the change empties,
 those it is for are not counted: they wait behind it. Nor are those that came after one of which it
 is not known yet whether it is good: the fast ones end first. A class that becomes clearly worse
-ends the trial at once.
+ends the trial at once. Where it had such a queue before, it may become worse by itself: more comes
+than is served.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -48,7 +49,8 @@ class Result(NamedTuple):
 @dataclass(slots=True)
 class Running:
     """A proposal that is in force, or about to be; `back` are the values that undo it. Times are
-    None until they are known."""
+    None until they are known. `had_backlog` are the classes with overdue requests when it was put
+    in force."""
 
     number: int
     proposal: Proposal
@@ -56,7 +58,14 @@ class Running:
     load: Load
     applied_ns: int | None = None
     settled_ns: int | None = None
-    _queue: list[tuple[int, int]] = field(default_factory=list)
+    had_backlog: frozenset[str] = frozenset()
+    _queue: tuple[int, dict[str, int]] | None = None
+
+    def applied(self, books: Books, applied_ns: int) -> None:
+        """It is in force."""
+        self.applied_ns = applied_ns
+        overdue = books.overdue(self.proposal.before, applied_ns)
+        self.had_backlog = frozenset(name for name, waiting in overdue.items() if waiting)
 
     def measured(self, books: Books, now_ns: int) -> dict[str, Tally]:
         """By class, since it counts for it."""
@@ -95,18 +104,18 @@ class Running:
         return self._promise(found, now_ns - self.settled_ns)
 
     def _settle(self, books: Books, now_ns: int) -> None:
-        """Wait for the queue as long as it shrinks."""
+        """Wait for the queue of the classes it is for, as long as that of one of them shrinks."""
         assert self.applied_ns is not None
         if self.settled_ns is not None:
             return
-        waiting = books.overdue(now_ns)
-        if not self._queue:
-            self._queue.append((now_ns, waiting))
-        at_ns, before = self._queue[-1]
-        is_over = waiting == 0 or now_ns - self.applied_ns >= SETTLE_MOST_NS
+        waiting = books.overdue(self.proposal.gaining, now_ns)
+        at_ns, before = self._queue or (now_ns, waiting)
+        is_over = not any(waiting.values()) or now_ns - self.applied_ns >= SETTLE_MOST_NS
+        if self._queue is None or now_ns - at_ns >= SETTLE_STEP_NS:
+            self._queue = (now_ns, waiting)
         if now_ns - at_ns >= SETTLE_STEP_NS:
-            is_over = is_over or waiting > SETTLE_SHRINKS * before
-            self._queue.append((now_ns, waiting))
+            shrinks = (0 < n <= SETTLE_SHRINKS * before[name] for name, n in waiting.items())
+            is_over = is_over or not any(shrinks)
         if is_over:
             self.settled_ns = now_ns
 

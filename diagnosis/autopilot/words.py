@@ -18,6 +18,7 @@ _SAID = {
     Reason.ENGINE_RESTARTED: "the engine restarted while it was measured",
     Reason.OPERATOR: "somebody else changed limits",
     Reason.LOAD_CHANGED: "the load changed while it was measured",
+    Reason.BACKLOG: "a class with a backlog from before became worse, as it may by itself",
     Reason.NO_GAIN_IN_GOING_BACK: "not proven; a replay of what is now finds no gain in going back",
     Reason.NOT_CONFIRMED: "the engine did not put it in force",
     Reason.NO_ANSWER: "the search gave no answer",

@@ -214,6 +214,7 @@ class AutopilotReason(StrEnum):
     ENGINE_RESTARTED = "engine_restarted"
     OPERATOR = "operator"  # somebody else changed limits
     LOAD_CHANGED = "load_changed"  # more or fewer requests, or longer ones
+    BACKLOG = "backlog"  # a class became worse that had requests waiting for too long before
     NO_GAIN_IN_GOING_BACK = "no_gain_in_going_back"  # by a replay after something else changed
     NOT_CONFIRMED = "not_confirmed"  # the engine has not put it in force, or refused it
     NO_ANSWER = "no_answer"  # the search gave none in time

@@ -32,7 +32,9 @@ WRONG = {
     ),
     "max_num_seqs": Promised(kinds=(CHAT,), seconds=SECONDS),
     "tenant_max_seqs": Promised(
-        kinds=(CALM, FLOOD), limits=dataclasses.replace(GOOD, max_seqs=8), seconds=SECONDS
+        kinds=(CALM, FLOOD),
+        limits=dataclasses.replace(GOOD, max_seqs=8, slo_order=True),
+        seconds=SECONDS,
     ),
 }
 SET: dict[str, dict[str, LimitValue]] = {"max_num_seqs": {"max_num_seqs": 2}}
