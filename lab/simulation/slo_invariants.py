@@ -2,7 +2,8 @@
 
 17  step target       by the true cost of a step, one with decodes takes no longer than the tightest
                       inter-token target of its rows, or than `1 + LATE_SHARE` times its decodes
-                      alone, and one tile of prompt more
+                      alone, and one tile of prompt more; and no prompt with more time makes a first
+                      token late that the same step ends with, beyond that
 18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
                       target and lateness, nor, within class and tenant, the first of another queue
                       that can be in time and has to start earlier; a late one passes none that can
@@ -11,7 +12,8 @@
 19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
                       without work, nor of a request that would be in time at the slowest pace
                       behind every prompt that may be computed before its own
-20  no waste          a prompt waits for budget only while the step's tokens or its time are used up
+20  no waste          a prompt waits for budget only while the step's tokens or its time are used
+                      up, or that of a first token with a tighter target that the step ends with
 
 17 and 20 hold where the engine knows the true cost of steps. Costs here are the world's own; of the
 scheduler's 18 reads only at which pace it believes prompts to be computed.
@@ -19,7 +21,7 @@ scheduler's 18 reads only at which pace it believes prompts to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -81,8 +83,10 @@ class SloInvariants:
         if limits.chunked_prefill and not limits.draft_tokens:
             if cost is not None and (limits.auto_budget or limits.itl_target_ns is not None):
                 self._within_target(plan, cost)
-            if any(skip.reason is WaitReason.BUDGET for skip in plan.skips):
-                self._without_waste(plan, cost)
+                self._keeps_first_tokens(plan, cost, now_ns)
+            for skip in plan.skips:
+                if skip.reason is WaitReason.BUDGET:
+                    self._without_waste(plan, cost, skip.seq_id, now_ns)
         if limits.slo_order:
             self._by_slack(plan, now_ns)
 
@@ -109,14 +113,50 @@ class SloInvariants:
         within = span_ns <= most_ns or not plan.prefills
         require(17, within, f"step {plan.step_id}: {span_ns} ns of {most_ns}")
 
-    def _without_waste(self, plan: Plan, cost: LinearCost | None) -> None:
+    def _first_tokens(self, plan: Plan, now_ns: int) -> Iterator[tuple[int, int, int]]:
+        """The first tokens that the step ends with: place of their prompt in the step, target, and
+        what is left of it."""
+        live = self._scheduler.table.live
+        for place, chunk in enumerate(plan.prefills):
+            seen = self._seen[chunk.seq_id]
+            target_ns = seen.arrival.ttft_target_ns
+            if chunk.samples and target_ns and not live[chunk.seq_id].preemptions:
+                yield place, target_ns, seen.submitted_ns + target_ns - now_ns
+
+    def _has_more_time(self, seq_id: int, target_ns: int) -> bool:
+        own_ns = self._seen[seq_id].arrival.ttft_target_ns
+        return own_ns is None or own_ns > target_ns
+
+    def _keeps_first_tokens(self, plan: Plan, cost: LinearCost, now_ns: int) -> None:
+        alone_ns = cost.step_ns(replace(plan, prefills=()))
+        span_ns, tile_ns = cost.step_ns(plan), TILE_TOKENS * cost.prefill_token_ns
+        for place, target_ns, left_ns in self._first_tokens(plan, now_ns):
+            chunks = enumerate(plan.prefills)
+            kept = [
+                one
+                for index, one in chunks
+                if index <= place or not self._has_more_time(one.seq_id, target_ns)
+            ]
+            was_late = cost.step_ns(replace(plan, prefills=tuple(kept))) > left_ns
+            most_ns = max(left_ns, (1 + LATE_SHARE) * alone_ns) + tile_ns
+            is_kept = len(kept) == len(plan.prefills) or was_late or span_ns <= most_ns
+            require(17, is_kept, f"step {plan.step_id}: {span_ns} ns of {left_ns}")
+
+    def _without_waste(self, plan: Plan, cost: LinearCost | None, seq_id: int, now_ns: int) -> None:
         """A prompt waits for budget."""
         left = self._scheduler.limits.step_tokens - plan.scheduled_tokens
         if plan.target_ns is None:
             require(20, left <= 0, f"step {plan.step_id}: a prompt waits, and {left} are left")
         elif cost is not None and left > 0:
+            spread = cost.as_fitted().spread
+            first_ns = (
+                left_ns / spread
+                for _, target_ns, left_ns in self._first_tokens(plan, now_ns)
+                if self._has_more_time(seq_id, target_ns)
+            )
+            bound_ns = min(plan.target_ns, min(first_ns, default=inf))
             tile_ns = (TILE_TOKENS + 1) * cost.prefill_token_ns
-            spent = cost.step_ns(plan) + tile_ns >= plan.target_ns
+            spent = cost.step_ns(plan) + tile_ns >= bound_ns
             require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
 
     # 18

@@ -144,6 +144,21 @@ def test_a_step_has_no_room_for_another_tile_while_a_prompt_waits(
     assert 1.001 * predicted_ns(cost, load) + 1 >= target_ns / cost.spread
 
 
+def test_where_prompts_at_all_make_a_step_late_it_computes_a_share_of_them() -> None:
+    """2 ms of decodes, and 4 ms more for a step with prompts: three targets would be missed for
+    each tile of 4 tokens. A step that keeps the target pays them from the share."""
+    costs = StepCost()
+    costs.set(SetStepCost(base_ns=2 * MS, prefill_token_ns=1_000, decode_row_ns=0, mixed_ns=4 * MS))
+
+    def tokens(target_ms: int) -> int:
+        time = costs.prompt_time(Load(0, 0.0, 8, 8, 0, 8), Bounds(target_ms * MS), False)
+        assert time is not None
+        return time.tokens(4000, 0, 4000)
+
+    assert tokens(3) == 664  # a third of the decodes' time
+    assert tokens(7) == 1000
+
+
 def test_a_prompt_that_a_part_of_the_margin_finishes_waits_for_no_other_step() -> None:
     """100 ms less a margin of 20 are 80; 24 decodes leave 56 tokens, and 6 more for the end."""
     costs = StepCost()

@@ -10,7 +10,9 @@ each class by its own bound (`service.engine.planning.targets`).
 Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
 the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
 target or a prompt is overdue (`service.engine.planning.slack`). A step is then at most
-twice as long as its decodes.
+twice as long as its decodes. What a step takes longer for having prompts at all is part of their
+share, unless it alone makes the step miss the target: then the share comes on top, or such steps
+would compute next to nothing, one after another.
 """
 
 from __future__ import annotations
@@ -120,12 +122,14 @@ class StepCost:
         spare_ns = min(most_ns, target_ns) - decode_ns
         self.stretch = 1.0 + decode_ns / max(spare_ns, decode_ns * LEAST_SHARE, 1.0)
         share = LATE_SHARE if overdue or decode_ns > most_ns else LEAST_SHARE
+        spent_ns = self.drift * fitted.mixed_ns
+        is_late_anyway = decode_ns + spent_ns > most_ns
         return PromptTime(
             decode_ns=decode_ns,
-            least_ns=share * decode_ns,
+            least_ns=share * decode_ns + (spent_ns if is_late_anyway else 0.0),
             most_ns=most_ns,
             finish_ns=FINISH_SHARE * (bounds.decodes_ns - most_ns) if bounds.decodes_ns else 0.0,
-            spent_ns=self.drift * fitted.mixed_ns,
+            spent_ns=spent_ns,
             token_ns=self.drift * fitted.prefill_token_ns,
             pair_ns=self.drift * fitted.pair_ns,
             score_row_ns=self.score_row_ns,
