@@ -97,7 +97,8 @@ class LeastFinish:
         """Where a request that is late everywhere harms least those that are not: where its prompt
         is least work, and then, if prompts share little, where one waits the longest already. A
         prompt that others share makes its engine the place for them, so it goes where it ends
-        first."""
+        first. So does one that its own length makes late; but where its first token comes first if
+        only the margin is missing: most of those are in time."""
         book, apart_ns = self._book, self._book.settings.late_apart_ns
         least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
         most_ns = least_ns + apart_ns
@@ -105,7 +106,9 @@ class LeastFinish:
         if book.is_sharing:
             return min(_least_work(near), key=attrgetter("score"))
         if least_ns <= MARGIN * target_ns / 2:
-            return weighed[0]  # its own length makes it late: others have room
+            # its own length makes it late: others have room
+            soonest = min(weighed, key=attrgetter("ttft_ns"))
+            return soonest if soonest.ttft_ns <= target_ns else weighed[0]
         seen = {one.view.index for one in weighed}
         more = book.predicted(
             {

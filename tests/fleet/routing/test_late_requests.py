@@ -37,6 +37,15 @@ def test_requests_that_are_late_everywhere_go_together_to_where_one_waits_alread
     assert {fleet.send(fleet.request(**SHORT)) for _ in range(2)} == {"e0", "e2"}
 
 
+def test_a_prompt_that_is_just_in_time_does_not_go_where_it_ends_first_but_is_late() -> None:
+    """An engine with many decodes ends it later, and begins it sooner."""
+    fleet = _busy(0.0, 0.17, 0.171)
+    fleet.report("e0", running=20, decode_rows=20, context_tokens=20 * 500)
+
+    assert fleet.send(fleet.request(tokens=3000, ttft_target_ns=500 * MS)) == "e0"
+    assert fleet.send(fleet.request(tokens=3000)) == "e1"
+
+
 def test_a_late_request_does_not_wait_much_longer_than_it_had_to() -> None:
     fleet = _busy(0.25, 25.0, 0.26)
 
