@@ -59,6 +59,8 @@ from benchmarks.disaggregated.goodput import (
 from lab.fleet.disaggregated.scenario import MS
 from service.engine.inbox import SetStepCost
 from service.fleet.transfer.split import LinkCost
+from telemetry.costs.step_cost import fit, measured
+from telemetry.costs.step_load import Load, attention_pairs
 
 OUT = FOLDER / "disaggregated_tightness.json"
 PIECES = Path("build/tightness")
@@ -69,11 +71,15 @@ LAYOUTS = ("whole", "fixed", "tuned", "paced", "cautious", "apart", "by_rule")
 TOGETHER = ("fixed", "paced")
 RATIOS = (3, 2, 1)  # engines for prompts; the likely best of long prompts first
 GPU_LINK = LinkCost(
-    token_bytes=32_768, bytes_per_ns=25.0, delay_ns=300_000, digest_byte_ns=3 * MS / (800 * 32_768)
+    token_bytes=131_072,
+    bytes_per_ns=25.0,
+    delay_ns=300_000,
+    digest_byte_ns=3 * MS / (800 * 131_072),
 )
-"""An assumption, no measurement: blocks of the GPU's model go by RDMA with 200 Gbit/s, and the
-digests of a middle prompt are compared in the 3 ms that a simulated engine takes for any. The way
-over TCP that `real` measured on the GPU takes longer than the prompt."""
+"""An assumption, no measurement: blocks of a model with 8 billion parameters go by RDMA with
+200 Gbit/s, and the digests of a middle prompt are compared in the 3 ms that a simulated engine
+takes for any."""
+GPU_SHAPE = "llama-8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,34 @@ class Machines:
     block_ns: int
 
     def setting(self, times: float, seed: int, requests: int = REQUESTS) -> Setting:
-        cost = cost_of(self.costs)
+        cost = cost_in(self.costs)
         mix = replace(MIXES[0], name="long prompts", tpot_times=times)
         return Setting(mix, cost, self.block_ns, self.link, seed, requests)
+
+
+def cost_in(path: Path) -> SetStepCost:
+    """What `step_costs` has fitted, or what fits the decodes and prefills of `benchmarks.gpu.run`
+    best: there no step has both, and to have both costs nothing more here."""
+    engines = json.loads(path.read_text()).get("engine")
+    return cost_of(path) if engines is None else fitted(engines[GPU_SHAPE])
+
+
+def steps_of(engine: dict[str, Any]) -> list[tuple[Load, int]]:
+    """Loads of steps, and their ns."""
+    found = []
+    for one in engine["decode"]:
+        rows, context = one["batch"], one["batch"] * one["context"]
+        found.append((Load(0, 0.0, rows, rows, context, rows), round(one["step_ms"] * MS)))
+    for one in engine["prefill"]:
+        tokens = one["tokens"]
+        load = Load(tokens, attention_pairs(tokens, 0), 0, 0, 0, 1)
+        found.append((load, round(one["ms"] * MS)))
+    return found
+
+
+def fitted(engine: dict[str, Any]) -> SetStepCost:
+    cost = fit([measured(load, span_ns) for load, span_ns in steps_of(engine)])
+    return SetStepCost(**{name: getattr(cost, name) for name in cost.__struct_fields__})
 
 
 def _block_ns(link: LinkCost) -> int:
@@ -95,7 +126,7 @@ def _block_ns(link: LinkCost) -> int:
 
 
 MACHINES = {
-    "h200": Machines(FOLDER / "gpu_disaggregated.json", GPU_LINK, _block_ns(GPU_LINK)),
+    "h200": Machines(FOLDER / "gpu_h200.json", GPU_LINK, _block_ns(GPU_LINK)),
     "cpu": Machines(FOLDER / "disaggregated_step_cost.json", LINK, BLOCK_NS),
 }
 

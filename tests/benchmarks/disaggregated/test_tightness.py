@@ -135,4 +135,4 @@ def test_the_rule_is_told_what_digests_take_in_a_simulated_engine() -> None:
     middle = sum(MACHINES["h200"].setting(2.0, 7).mix.prompt_tokens) // 2
 
     assert GPU_LINK.digest_byte_ns * GPU_LINK.token_bytes * middle == pytest.approx(_VERIFY_NS)
-    assert MACHINES["h200"].block_ns == round(16 * 32_768 / 25)
+    assert MACHINES["h200"].block_ns == round(16 * 131_072 / 25)
