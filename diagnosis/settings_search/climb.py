@@ -45,7 +45,7 @@ def score_of(classes: Mapping[str, ClassForecast], policy: SloPolicy) -> Score:
 
 
 class Climb:
-    """`limits` are those of the start and of now."""
+    """`limits` are those of the start and of now; settings of `without` are not tried."""
 
     def __init__(
         self,
@@ -54,9 +54,11 @@ class Climb:
         noise: Mapping[str, float],
         limits: tuple[Limits, Limits],
         progress: Callable[[str], None],
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self._forecaster, self._noise = forecaster, noise
         self._start, self._now = limits
+        self._without = without
         self._progress, self._most = progress, 0
         self._before = present.trial.classes
         self._known: dict[tuple[str, ...], Point | None] = {}
@@ -78,7 +80,8 @@ class Climb:
         return best
 
     def _lines(self, replayed: Replayed) -> list[Line]:
-        return lines_of(self._start, self._now, replayed.pressure, replayed.trial.classes)
+        found = lines_of(self._start, self._now, replayed.pressure, replayed.trial.classes)
+        return [line for line in found if line.name not in self._without]
 
     def _along(self, line: Line, best: Point, only_runtime: bool) -> Point:
         found = self._best_of(line, line.values, best, only_runtime)
@@ -123,6 +126,8 @@ class Climb:
         try:
             settings = settings_of(values, self._start, self._now)
         except NotPossible:
+            return None
+        if any(one.name in self._without for one in settings):
             return None
         if not settings or (only_runtime and not all(one.runtime for one in settings)):
             return None

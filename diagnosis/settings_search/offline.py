@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from diagnosis.settings_search.answer import SettingsAnswer
 from diagnosis.settings_search.search import search
@@ -20,15 +20,19 @@ def search_journal(
     policy: SloPolicy = DEFAULT_POLICY,
     *,
     only_runtime: bool = False,
+    without: Collection[str] = (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> SettingsAnswer:
-    """Of the last engine, for the last seconds of the record.
+    """Of the last engine, for the last seconds of the record; settings of `without` are not tried.
 
     Raises NotReplayable, JournalError.
     """
     progress("reading the journal")
     run = read_runs(journal.facts())[-1]
-    return search_run(run, last_window(run), policy, only_runtime=only_runtime, progress=progress)
+    window = last_window(run)
+    return search_run(
+        run, window, policy, only_runtime=only_runtime, without=without, progress=progress
+    )
 
 
 def search_run(
@@ -37,13 +41,16 @@ def search_run(
     policy: SloPolicy,
     *,
     only_runtime: bool = False,
+    without: Collection[str] = (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> SettingsAnswer:
     """Raises NotReplayable."""
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     cost = fit_iterations([run])
-    return search(run, cost, window, policy, only_runtime=only_runtime, progress=progress)
+    return search(
+        run, cost, window, policy, only_runtime=only_runtime, without=without, progress=progress
+    )
 
 
 def last_window(run: RecordedRun) -> Span:

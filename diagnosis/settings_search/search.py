@@ -13,7 +13,7 @@ Every replay counts, and their number is bounded. The same record gives the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from diagnosis.settings_search.alone import Impossible, impossible_of
 from diagnosis.settings_search.answer import SettingsAnswer, Trial
@@ -49,16 +49,17 @@ def search(
     policy: SloPolicy = DEFAULT_POLICY,
     *,
     only_runtime: bool = False,
+    without: Collection[str] = (),
     progress: Progress = lambda what: None,
 ) -> SettingsAnswer:
     """The best settings for the requests of `window`. With `only_runtime` just the limits that the
-    running server can be given are tried, and no replicas.
+    running server can be given are tried, and no replicas; settings of `without` are not tried.
 
     Where every objective is met, nothing is searched.
     """
     begun_ns = thread_cpu_ns()
     forecaster = Forecaster(run, cost, window, policy)
-    found = _Search(forecaster, progress, only_runtime).run()
+    found = _Search(forecaster, progress, only_runtime, without).run()
     return SettingsAnswer(
         window_s=forecaster.window.seconds,
         present=found.present.trial,
@@ -82,9 +83,15 @@ def search(
 class _Search:
     """One search; its attributes are the answer."""
 
-    def __init__(self, forecaster: Forecaster, progress: Progress, only_runtime: bool) -> None:
+    def __init__(
+        self,
+        forecaster: Forecaster,
+        progress: Progress,
+        only_runtime: bool,
+        without: Collection[str],
+    ) -> None:
         self._forecaster, self._progress = forecaster, progress
-        self._only_runtime = only_runtime
+        self._only_runtime, self._without = only_runtime, frozenset(without)
         self.recorded = forecaster.recorded().classes
         progress("as it is")
         self.present = self.rested = forecaster.replay()
@@ -124,7 +131,8 @@ class _Search:
         run, window = forecaster.run, forecaster.window
         start, now = run.limits, run.limits_in(window.end_ns - 1, window.end_ns)[-1]
         self.unknown = unknown_of(start, now, self.rested.pressure)
-        climb = Climb(forecaster, self.rested, self.noise, (start, now), self._progress)
+        limits, progress = (start, now), self._progress
+        climb = Climb(forecaster, self.rested, self.noise, limits, progress, self._without)
         most = self._most()
         share = 1.0 if self._only_runtime else RUNTIME_SHARE
         point = climb.up(only_runtime=True, most=int(share * most))

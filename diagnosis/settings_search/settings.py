@@ -30,6 +30,7 @@ _SAME = (
     f"{CHUNKED_PREFILL}:chunked_prefill",
 )
 _FIELD: dict[str, str] = dict(one.split(":") for one in _SAME)
+NAMES = frozenset(_FIELD) | {"max_batched_tokens", "itl_target_ms", "order", FAIRNESS}
 
 
 class NotPossible(ValueError):

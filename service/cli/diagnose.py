@@ -23,8 +23,8 @@ from telemetry.facts.clock import MonotonicClock
 
 _UNREAD, _PARTLY_READ = 1, 3
 _OF_ONE = (
-    "root", "settings", "only_runtime", "window", "reference", "baseline", "save_baseline",
-    "slo_file",
+    "root", "settings", "only_runtime", "without", "window", "reference", "baseline",
+    "save_baseline", "slo_file",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--only-runtime",
         action="store_true",
         help="with --settings: try just the limits that a running server can be given",
+    )
+    parser.add_argument(
+        "--without",
+        type=_names,
+        metavar="NAME,...",
+        help="with --settings: do not try these settings, as in refuse_late,order",
     )
     parser.add_argument(
         "--window",
@@ -168,6 +174,16 @@ def _fleet(args: argparse.Namespace) -> int:
     if fleet.unread == len(fleet.replicas):
         return _UNREAD
     return _PARTLY_READ if fleet.unread else 0
+
+
+def _names(text: str) -> frozenset[str]:
+    from diagnosis.settings_search.settings import NAMES
+
+    names = frozenset(name for name in text.split(",") if name)
+    if unknown := names - NAMES:
+        known = ", ".join(sorted(NAMES))
+        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}: choose from {known}")
+    return names
 
 
 def _relative_window(text: str) -> RelativeWindow:

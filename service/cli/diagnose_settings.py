@@ -52,6 +52,7 @@ def search_settings(args: argparse.Namespace) -> SettingsAnswer:
             journal,
             policy_for(journal, policy),
             only_runtime=args.only_runtime,
+            without=args.without or frozenset(),
             progress=progress,
         )
 

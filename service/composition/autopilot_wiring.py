@@ -7,7 +7,7 @@ import logging
 from functools import partial
 
 from diagnosis.autopilot.books import BY
-from diagnosis.autopilot.bounds import BoundsError, bounds_of
+from diagnosis.autopilot.bounds import KNOWN, Bounds, BoundsError, bounds_of
 from diagnosis.autopilot.pilot import Pilot
 from diagnosis.autopilot.proposal import Values
 from diagnosis.verdicts.classifier import Diagnoser
@@ -34,6 +34,15 @@ def why_off(config: ServeConfig) -> str:
     return "" if config.recorder.journal_bytes else "there is no flight recorder to replay"
 
 
+def search_arguments(bounds: Bounds, slo_file: str | None) -> list[str]:
+    """Of `phasescope diagnose`: what the autopilot may not touch at all is not tried, since a
+    change with that in it would be refused as a whole."""
+    found = ["--settings", "--only-runtime", "--json"]
+    if untouched := [name for name in KNOWN if name not in bounds]:
+        found += ["--without", ",".join(untouched)]
+    return found if slo_file is None else [*found, "--slo-file", slo_file]
+
+
 def build_autopilot(
     config: ServeConfig,
     clock: Clock,
@@ -54,9 +63,7 @@ def build_autopilot(
     except BoundsError as error:
         raise ConfigError(f"--autopilot-bounds {error}") from error
     loop, mode = asyncio.get_running_loop(), config.autopilot.mode
-    arguments = ["--settings", "--only-runtime", "--json"]
-    if config.metrics.slo_file is not None:
-        arguments += ["--slo-file", config.metrics.slo_file]
+    arguments = search_arguments(bounds, config.metrics.slo_file)
 
     def put(values: Values, why: str) -> None:
         change = client.limits.change(values, BY, why)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.autopilot.bounds import DEFAULT_BOUNDS, BoundsError, bounds_of
+from diagnosis.autopilot.bounds import DEFAULT_BOUNDS, KNOWN, BoundsError, LimitBounds, bounds_of
 from service.cli.main import build_parser
+from service.composition.autopilot_wiring import search_arguments
 from service.config.hardware import Hardware
 from service.config.resolve import resolve
 from service.config.settings import (
@@ -30,6 +31,25 @@ def written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "bounds.toml"
     path.write_text(text)
     return str(path)
+
+
+def test_its_search_leaves_out_what_it_may_not_touch() -> None:
+    """All that the bounds do not name, by names that the command knows."""
+    arguments = search_arguments(DEFAULT_BOUNDS, "slo.toml")
+    found = build_parser().parse_args(["diagnose", *arguments])
+
+    assert found.without == set(KNOWN) - set(DEFAULT_BOUNDS)
+    assert "refuse_late" in found.without
+    assert found.slo_file == "slo.toml"
+    all_of_them = {name: LimitBounds(least=1, most=2) for name in KNOWN}
+    assert "--without" not in search_arguments(all_of_them, None)
+
+
+def test_a_setting_that_is_left_out_has_a_known_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["diagnose", "--settings", "--without", "order,speed"])
+
+    assert "no speed: choose from chunked_prefill" in capsys.readouterr().err
 
 
 def test_a_file_replaces_the_bounds_that_are_built_in(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_SECONDS = 60.0
 _UNREAD = 1
 _OF_OURS = (
-    "root", "settings", "only_runtime", "baseline", "save_baseline", "slo_file",
+    "root", "settings", "only_runtime", "without", "baseline", "save_baseline", "slo_file",
 )  # fmt: skip
 _LABEL = 24
 

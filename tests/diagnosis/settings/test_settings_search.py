@@ -136,6 +136,18 @@ def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> 
     assert answer.form in (Form.MISCONFIGURED, Form.ONE_CLASS)
 
 
+def test_a_setting_that_is_left_out_is_not_tried() -> None:
+    said: list[str] = []
+    world = WORLDS["two slots"]
+    run, cost = record("two slots")
+    left_out = ["max_num_seqs", "refuse_late"]
+    answer = search(run, cost, world.window, POLICY, without=left_out, progress=said.append)
+
+    assert not names(answer.best) & set(left_out)
+    assert not [one for one in said if any(name in one for name in left_out)]
+    assert [one for one in said if "order" in one]
+
+
 def test_the_record_of_a_server_whose_cache_was_turned_off_says_what_it_would_be_worth() -> None:
     """Prompts have names all the same. With the cache, the same world meets its objective."""
     answer = found("cache turned off")

@@ -11,7 +11,7 @@ from random import Random
 from msgspec.structs import replace
 
 from diagnosis.autopilot.books import BY, CONFIG
-from diagnosis.autopilot.bounds import DEFAULT_BOUNDS
+from diagnosis.autopilot.bounds import DEFAULT_BOUNDS, KNOWN
 from diagnosis.autopilot.desk import Ask, Put
 from diagnosis.autopilot.pilot import Pilot
 from diagnosis.settings_search.offline import last_window, search_run
@@ -39,6 +39,7 @@ from telemetry.requests.phase_fold import PhaseFold
 from tests.support.worlds.facts import TRACE
 from tests.support.worlds.promised import POLICY, SECOND, Promised
 
+_UNTOUCHED = set(KNOWN) - set(DEFAULT_BOUNDS)
 _TICK_NS = SECOND // 2
 _SEARCH_NS = 6 * SECOND
 _FIELDS = {
@@ -153,7 +154,7 @@ class Flown(World):
         asked_ns, self._asked_ns = self._asked_ns, None
         known = sorted((f for f in self._record if fact_ns(f) < asked_ns), key=fact_ns)
         run = read_runs(known)[-1]
-        answer = search_run(run, last_window(run), POLICY, only_runtime=True)
+        answer = search_run(run, last_window(run), POLICY, only_runtime=True, without=_UNTOUCHED)
         self.pilot.on_answer(answer, answer.cpu_s, now_ns)
 
     def _set(self, wish: Put) -> None:
