@@ -10,8 +10,8 @@ The files are fetched by whoever runs this: `conversation_trace.jsonl` and
 the result. `run` computes what is not yet in `build/fleet_public_traces/`, until its minutes are
 over; `write` keeps it in `benchmarks/results/fleet_public_traces.json`.
 
-Loads were chosen on the first half of each trace; what is published comes from the second half,
-which was run once. Eight engines share a copy of the trace. Links and reports are those of
+Loads were chosen on the first half of each trace, and rules are tuned there; what is published
+comes from the second half. Eight engines share a copy of the trace. Links and reports are those of
 `benchmarks.fleet.routing`.
 """
 
