@@ -80,8 +80,7 @@ class Climb:
         return best
 
     def _lines(self, replayed: Replayed) -> list[Line]:
-        found = lines_of(self._start, self._now, replayed.pressure, replayed.trial.classes)
-        return [line for line in found if line.name not in self._without]
+        return lines_of(self._start, self._now, replayed.pressure, replayed.trial.classes)
 
     def _along(self, line: Line, best: Point, only_runtime: bool) -> Point:
         found = self._best_of(line, line.values, best, only_runtime)

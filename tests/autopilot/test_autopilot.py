@@ -106,6 +106,30 @@ def _endless(found: World, slo_class: str = "chat") -> None:
     found.pilot.on_fact(admitted(10**6, found.now_ns))
 
 
+@pytest.mark.parametrize("had_backlog", [True, False])
+def test_a_class_with_a_backlog_that_becomes_worse_is_asked_about(had_backlog: bool) -> None:
+    """More came of it than is served, whatever is set: a replay says whether to go back."""
+
+    def truth(limits: Mapping[str, LimitValue], rate: float) -> Shares:
+        is_changed = limits["max_num_seqs"] != 4
+        return {"chat": 0.75 if is_changed else 0.5, "batch": 0.0 if is_changed else 0.99}
+
+    def hopes(limits: Mapping[str, LimitValue], rate: float) -> Shares:
+        return {"chat": 0.95 if limits["max_num_seqs"] == 16 else 0.5, "batch": 0.999}
+
+    def waits(found: World) -> None:
+        for fact in arrival("waiting", 10**6, "batch", found.now_ns):
+            found.pilot.on_fact(fact)
+
+    events = {2: waits} if had_backlog else {}
+    found = world(truth, forecast=hopes, events=events).run(120)
+    said = [(one.decision, one.reason) for one in found.decisions]
+
+    assert ((Decision.VOIDED, Reason.BACKLOG) in said) is had_backlog
+    assert ((Decision.ROLLED_BACK, Reason.WORSE) in said) is not had_backlog
+    assert ((Decision.KEPT, Reason.NO_GAIN_IN_GOING_BACK) in said) is had_backlog
+
+
 def test_a_class_that_becomes_clearly_worse_ends_the_trial_early() -> None:
     def truth(limits: Mapping[str, LimitValue], rate: float) -> Shares:
         is_changed = limits["max_num_seqs"] != 4

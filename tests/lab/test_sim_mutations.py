@@ -19,6 +19,7 @@ from tests.support.worlds.broken_schedulers import (
     BelievesPromptsDear,
     EndsTwice,
     EvictsWhatRuns,
+    FillsStepsOfFirstTokens,
     Forgets,
     ForgetsBlocked,
     ForgetsSlack,
@@ -103,6 +104,12 @@ def test_the_invariant_catches_the_scheduler_that_breaks_it(
     number: int, broken: type[Scheduler]
 ) -> None:
     assert is_caught(number, broken)
+
+
+def test_a_first_token_that_a_looser_prompt_makes_late_is_caught() -> None:
+    """INV-17, second half: in one world with latency classes of some hundreds, so it is named."""
+    with pytest.raises(InvariantViolated, match="INV-17"):
+        World(build_scenario("classes", 49), FillsStepsOfFirstTokens).run()
 
 
 def test_stamps_out_of_order_are_caught() -> None:

@@ -98,7 +98,7 @@ class LeastFinish:
         is least work, and then, if prompts share little, where one waits the longest already. A
         prompt that others share makes its engine the place for them, so it goes where it ends
         first. So does one that its own length makes late; but where its first token comes first if
-        only the margin is missing: most of those are in time."""
+        that is in time, if only without a margin."""
         book, apart_ns = self._book, self._book.settings.late_apart_ns
         least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
         most_ns = least_ns + apart_ns

@@ -10,6 +10,7 @@ from typing import Any
 from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission, Plan
+from service.engine.planning.plan_builder import PlanBuilder
 from service.engine.scheduler import Scheduler
 from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request
@@ -187,6 +188,20 @@ class IgnoresTargets(Scheduler):
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._planner._limit_prompts = lambda builder, now_ns: None  # type: ignore[method-assign]
+
+
+class FillsStepsOfFirstTokens(Scheduler):
+    """INV-17: a looser prompt joins a step that ends with a first token, which it makes late."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        real = self._planner._limit_prompts
+
+        def limit(builder: PlanBuilder, now_ns: int) -> None:
+            real(builder, now_ns)
+            builder._keep_in_time = lambda request, time: None  # type: ignore[method-assign]
+
+        self._planner._limit_prompts = limit  # type: ignore[method-assign]
 
 
 class ForgetsSlack(Scheduler):
