@@ -86,11 +86,11 @@ DRILLS: tuple[Drill, ...] = (
         name="flood_without_caps",
         about="one tenant has all places in the batch",
         streams=(
-            Stream(mix=CHAT, load=0.25, tenant="calm"),
-            Stream(mix=ESSAY, load=1.2, tenant="flood", is_culprit=True),
+            Stream(mix=CHAT, load=0.15, tenant="calm"),
+            Stream(mix=ESSAY, load=3.0, tenant="flood", is_culprit=True),
         ),
-        flags=(*_FIXED, "--max-num-seqs", "8"),
-        best={"tenant_max_seqs": 2},
+        flags=(*_FIXED, "--max-num-seqs", "16"),
+        best={"tenant_max_seqs": 8},
     ),
     Drill(
         name="drafts_that_do_not_pay",
