@@ -155,7 +155,8 @@ class SloInvariants:
                 if self._has_more_time(seq_id, target_ns)
             )
             bound_ns = min(plan.target_ns, min(first_ns, default=inf))
-            tile_ns = (TILE_TOKENS + 1) * cost.prefill_token_ns
+            tile_tokens = max(TILE_TOKENS, self._scheduler.limits.tile_rows)
+            tile_ns = (tile_tokens + 1) * cost.prefill_token_ns
             spent = cost.step_ns(plan) + tile_ns >= bound_ns
             require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
 

@@ -30,7 +30,8 @@ class Backend(Generic[DecoderT, PagesT]):
     `make_executor` is None where `TorchExecutor` runs the plans. With `collectives` this is one
     tensor-parallel rank, and what it loads and allocates is its part. `no_states` says why prompts
     cannot be read from final states; empty: the decoder is a `StatesDecoder`. `adapters_fault` says
-    why it cannot compute LoRA adapters, None when it can.
+    why it cannot compute LoRA adapters, None when it can. Products of matrices take as long as if
+    their rows filled whole tiles of `tile_rows`; 0: not so, or not known.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Backend(Generic[DecoderT, PagesT]):
     collectives: Collectives | None = None
     adapters_fault: str | None = None
     no_states: str = ""
+    tile_rows: int = 0
 
 
 # of some decoder and the pages that it reads

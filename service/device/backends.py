@@ -23,6 +23,7 @@ from service.device.native.library import NumberKind
 from service.device.openvino.cache import OpenVinoKvCache
 from service.device.openvino.decoder import OpenVinoDecoder, OpenVinoSettings, build_openvino
 from service.device.openvino.graph import WeightStorage
+from service.device.openvino.runtime import tile_rows
 from service.device.quantization.kept_formats import KERNELS, WeightsBackend
 from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
@@ -158,6 +159,7 @@ def openvino_backend(
         load=lambda: decoder,
         make_pages=decoder.make_cache,
         adapters_fault=_OPENVINO_ADAPTERS_FAULT,
+        tile_rows=tile_rows(),
         no_states="OpenVINO's graph gives logits only; use --executor native or torch",
     )
 

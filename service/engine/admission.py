@@ -19,7 +19,11 @@ from telemetry.facts.reasons import EndReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The engine's bounds and policies. Those in `RuntimeLimits` may change while it runs."""
+    """The engine's bounds and policies. Those in `RuntimeLimits` may change while it runs.
+
+    The matrix products of a step cost as much as if its tokens filled whole tiles of `tile_rows`
+    rows; 0: not so.
+    """
 
     block_tokens: int
     blocks_total: int
@@ -46,6 +50,7 @@ class Limits:
     budget_ceiling_tokens: int = 0
     adapter_bytes: int = 0
     max_adapters: int = 0
+    tile_rows: int = 0
 
     def __post_init__(self) -> None:
         assert self.budget_tokens >= self.max_seqs, "no room to decode every sequence"

@@ -37,6 +37,7 @@ _SAME = (
     "budget_ceiling_tokens",
     "adapter_bytes",
     "max_adapters",
+    "tile_rows",
 )
 _RUNTIME = tuple(one.name for one in msgspec.structs.fields(RuntimeLimits))
 

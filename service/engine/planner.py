@@ -88,7 +88,9 @@ class Planner:
         plans follow: it is not recorded, so an exact replay does not make it."""
         stretch, self._set_aside = self.cost.stretch, []
         # more may run than `max_seqs` allows since it was lowered: each decodes one token
-        builder = PlanBuilder(max(self.limits.step_tokens, len(self._table.running)))
+        builder = PlanBuilder(
+            max(self.limits.step_tokens, len(self._table.running)), self.limits.tile_rows
+        )
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
         self._plan_decodes(builder, now_ns)
         start_received(self._received, self._table, self.limits, builder)

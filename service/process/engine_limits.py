@@ -38,6 +38,7 @@ def limits_of(config: EngineConfig, loaded: LoadedEngine) -> Limits:
         adapter_bytes=config.lora_bytes or 0,
         max_adapters=config.max_adapters if config.lora_bytes else 0,
         host_slots=loaded.executor.host_slots,
+        tile_rows=loaded.backend.tile_rows,
         retention=Retention(
             tenant_share=config.kv_offload_tenant_share, ttl_ns=_ns(config.kv_offload_ttl_s, 1e9)
         ),

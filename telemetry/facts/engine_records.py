@@ -24,6 +24,7 @@ class EngineStarted(_Fact, frozen=True):
     `stages` tile the time from the start of its process to `at_ns`. Of an `engine` that is not
     ours, `settings` are its limits by its own names, `unobserved` what its adapter cannot see.
     `no_prompt_outputs` says why scores of prompts and embeddings cannot be had; empty: they can.
+    The matrix products of a step cost as much as if its tokens filled whole tiles of `tile_rows`.
     """
 
     at_ns: int
@@ -66,6 +67,7 @@ class EngineStarted(_Fact, frozen=True):
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     unobserved: tuple[str, ...] = ()
     no_prompt_outputs: str = ""
+    tile_rows: int = 0
 
     @property
     def is_attached(self) -> bool:

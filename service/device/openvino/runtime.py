@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from service.config.settings import ConfigError
 
 _CONVERTER = "openvino.tools.ovc"
+_AMX_ROWS = 32
 
 
 def load_runtime() -> ModuleType:
@@ -41,3 +43,14 @@ def load_runtime() -> ModuleType:
 def multiplies_bf16(core: Any) -> bool:
     """Whether the CPU has bf16 matrix instructions that OpenVINO uses."""
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def tile_rows() -> int:
+    """Rows that OpenVINO's products compute together on this CPU's matrix unit (AMX): two of its
+    tiles of 16. 0 without such a unit, or where it cannot be told."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return 0
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return _AMX_ROWS if "amx_tile" in flags.split() else 0

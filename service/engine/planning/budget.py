@@ -110,9 +110,11 @@ class StepCost:
         """No target bounds the next step: a prompt token takes the time that it takes alone."""
         self.stretch = 1.0
 
-    def prompt_time(self, load: Load, bounds: Bounds, overdue: bool) -> PromptTime | None:
+    def prompt_time(
+        self, load: Load, bounds: Bounds, overdue: bool, tile_rows: int = 0
+    ) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load`; None without a fit or a bound.
-        `overdue`: some of the prompts are."""
+        `overdue`: some of the prompts are. `tile_rows` are those of `Limits`."""
         fitted, target_ns = self.fitted, bounds.tightest_ns
         if fitted is None or target_ns is None:
             self.unbounded()
@@ -134,6 +136,7 @@ class StepCost:
             pair_ns=self.drift * fitted.pair_ns,
             score_row_ns=self.score_row_ns,
             spread=fitted.spread,
+            tile_rows=tile_rows,
         )
 
 
@@ -145,6 +148,10 @@ class PromptTime:
     left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used. A prompt that
     `finish_ns` more would finish may have them: else it waits a whole step for a few tokens. Nearly
     every step takes at most `spread` times what is foretold.
+
+    Where kernels compute `tile_rows` rows together, a step that ends with a part of a tile takes
+    about as long as one that ends with all of it, which the fit does not know: such a step ends
+    with a whole tile.
     """
 
     decode_ns: float
@@ -156,6 +163,7 @@ class PromptTime:
     pair_ns: float
     score_row_ns: float = 0.0
     spread: float = 1.0
+    tile_rows: int = 0
     used: bool = False
 
     def tokens(
@@ -165,10 +173,11 @@ class PromptTime:
         most: int,
         bound_ns: float = inf,
         scores: bool = False,
+        before: int = 0,
     ) -> int:
         """How many of a prompt's `remaining` tokens after `context` to compute: what fits into the
         time, in whole tiles unless it is the rest; of the first prompt at least a tile. `scores`:
-        the tokens are scored too."""
+        the tokens are scored too. `before` tokens are in the step already."""
         wanted = min(remaining, most)
         room_ns = max(self.least_ns, min(self.most_ns, bound_ns) - self.decode_ns) - self.spent_ns
         token_ns = self.token_ns + self.score_row_ns * scores
@@ -178,10 +187,17 @@ class PromptTime:
         fitting = self._fitting(room_ns, context, token_ns)
         if fitting >= wanted:
             return wanted
-        whole = int(fitting) // TILE_TOKENS * TILE_TOKENS
+        whole = self._whole_tiles(int(fitting), before)
         if not whole and not self.used:
             whole = TILE_TOKENS
         return min(wanted, whole)
+
+    def _whole_tiles(self, fitting: int, before: int) -> int:
+        if self.tile_rows:
+            whole = (before + fitting) // self.tile_rows * self.tile_rows - before
+            if whole > 0:
+                return whole
+        return fitting // TILE_TOKENS * TILE_TOKENS
 
     def take(self, tokens: int, context: int, scored_rows: int = 0) -> None:
         """A chunk was added to the step, of which so many rows are scored."""

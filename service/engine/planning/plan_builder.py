@@ -23,7 +23,8 @@ class PlanBuilder:
     grow: this step admits no new ones.
     """
 
-    def __init__(self, budget_tokens: int) -> None:
+    def __init__(self, budget_tokens: int, tile_rows: int = 0) -> None:
+        self.tile_rows = tile_rows
         self.budget_tokens = budget_tokens
         self.budget_left = budget_tokens
         self.preempted_for_memory = False
@@ -51,7 +52,7 @@ class PlanBuilder:
         `overdue`: some of them are."""
         rows = len(self.decodes)
         decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
-        self._time = cost.prompt_time(decodes, bounds, overdue)
+        self._time = cost.prompt_time(decodes, bounds, overdue, self.tile_rows)
         if self._time is not None:
             self._bounds, self._begin_ns = bounds, now_ns
 
@@ -67,7 +68,8 @@ class PlanBuilder:
                 ns for one, ns in self._due_ns.items() if target_ns is None or one < target_ns
             )
             bound_ns = min(bound_ns, min(tighter, default=inf))
-        return self._time.tokens(remaining, context, most, bound_ns, request.scores_prompt)
+        before = self.budget_tokens - self.budget_left
+        return self._time.tokens(remaining, context, most, bound_ns, request.scores_prompt, before)
 
     def skip(self, request: Request, reason: WaitReason) -> None:
         """Note why a live request gets no row."""
@@ -141,7 +143,8 @@ class PlanBuilder:
         """The finished plan; the builder is not used again."""
         if self._time is not None:  # the budget was what time allowed
             bound_ns = min(self._bounds.prompts_ns.values(), default=inf)
-            self._limit_tokens(self._time.tokens(self.budget_left, 0, self.budget_left, bound_ns))
+            left, before = self.budget_left, self.budget_tokens - self.budget_left
+            self._limit_tokens(self._time.tokens(left, 0, left, bound_ns, before=before))
         plan = Plan(
             step_id=step_id,
             decodes=tuple(self.decodes),
