@@ -101,8 +101,9 @@ def _classes(random: Random, seed: int) -> Scenario:
     batch = Mix(random, 64, classes=("batch",), lengths=lambda r, n: (r.randint(30, 60), 3))
     arrivals = [*poisson(voice, 12, 4.0), *poisson(chat, 8, 3.0), *bursts(batch, 16, 8, _SECOND)]
     limits = small_limits(
-        blocks_total=160, budget_tokens=64, auto_budget=True, slo_order=True, policy=Policy.VTC
-    )
+        blocks_total=160, budget_tokens=64, auto_budget=True, slo_order=True, policy=Policy.VTC,
+        tile_rows=8 if seed % 2 else 0,
+    )  # fmt: skip
     cost = LinearCost(prefill_token_ns=_MS)
     plain = _plain("classes", seed, arrivals, limits)
     return replace(plain, cost=cost, knows_cost=True)
@@ -125,7 +126,7 @@ def chaos(random: Random, seed: int) -> Scenario:
     horizon_ns = 3 * _SECOND
     arrivals = [disturb(random, arrival, horizon_ns) for arrival in arrivals]
     depth = random.choice((1, 2))
-    limits = _any_limits(random, depth)
+    limits = replace(_any_limits(random, depth), tile_rows=8 if seed % 2 else 0)
     scenario = Scenario(
         name="chaos",
         seed=seed,

@@ -28,6 +28,7 @@ from service.device.openvino.decoder import (
     build_openvino,
 )
 from service.device.openvino.graph import WeightStorage
+from service.device.openvino.runtime import tile_rows
 from service.device.quantization.matrix_format import Int8Format
 from service.device.quantization.precision import Precision, cpu_multiplies_bf16
 from service.device.spec import DUMMY_SHAPES, ModelSpec
@@ -292,3 +293,12 @@ def test_without_openvino_there_is_one_line_of_error() -> None:
     )
     (line,) = run_python(program).stdout.splitlines()
     assert "pip install openvino" in line
+
+
+def test_products_have_tiles_where_the_cpu_has_a_unit_for_them(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    for flags, rows in (("fpu avx2 amx_bf16 amx_tile", 32), ("fpu avx2 avx512_bf16", 0)):
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        assert tile_rows(cpuinfo) == rows
+
+    assert tile_rows(tmp_path / "none") == 0

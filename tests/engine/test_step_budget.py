@@ -192,6 +192,29 @@ def test_a_prompt_has_the_bound_of_its_class() -> None:
     assert time.tokens(500, 0, 500) == 60
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    cost=COSTS, decodes=LOADS, target_ns=st.integers(1, 10**9), remaining=st.integers(1, 4000),
+    tile_rows=st.sampled_from((8, 32)),
+)  # fmt: skip
+def test_a_step_ends_with_a_whole_tile_where_one_fits_and_is_never_longer_for_it(
+    cost: SetStepCost, decodes: Load, target_ns: int, remaining: int, tile_rows: int
+) -> None:
+    costs, rows = StepCost(), decodes.decode_rows
+    costs.set(cost)
+    time, without = (
+        costs.prompt_time(decodes, Bounds(target_ns), False, tile) for tile in (tile_rows, 0)
+    )
+    assert time is not None
+    assert without is not None
+    count = time.tokens(remaining, 0, remaining, before=rows)
+    fits = without.tokens(remaining, 0, remaining)
+
+    assert 0 < count <= fits + TILE_TOKENS - 1
+    is_less = count == TILE_TOKENS or rows % tile_rows + fits < tile_rows
+    assert (rows + count) % tile_rows == 0 or count == remaining or is_less
+
+
 # --- in an engine -------------------------------------------------------------------------------
 
 
@@ -204,6 +227,15 @@ def test_chunks_beside_decodes_are_what_their_target_leaves() -> None:
 
     assert chunks(found, prompt)[:2] == [38 // TILE_TOKENS * TILE_TOKENS] * 2
     assert max(mixed_ns(found)) <= 60 * MS
+
+
+def test_decodes_and_prompts_fill_whole_tiles_together() -> None:
+    found = world(tile_rows=16)
+    decoding(found, 60)
+    prompt = found.submit(100)
+    found.run()
+
+    assert chunks(found, prompt)[:2] == [32 - 1] * 2
 
 
 def test_the_step_says_its_target_and_the_tokens_that_its_time_allowed() -> None:

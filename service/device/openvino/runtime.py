@@ -45,11 +45,11 @@ def multiplies_bf16(core: Any) -> bool:
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def tile_rows() -> int:
+def tile_rows(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
     """Rows that OpenVINO's products compute together on this CPU's matrix unit (AMX): two of its
     tiles of 16. 0 without such a unit, or where it cannot be told."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
         return 0
     flags = next((line for line in lines if line.startswith("flags")), "")
