@@ -92,6 +92,11 @@ class SloInvariants:
 
     # 17 and 20
 
+    @property
+    def _tile_tokens(self) -> int:
+        """A step may have so many prompt tokens more, or fewer, than its time allows."""
+        return max(TILE_TOKENS, self._scheduler.limits.tile_rows // 2)
+
     def _target_of(self, plan: Plan) -> int | None:
         """The tightest inter-token target of the rows that decode."""
         arrivals = [self._seen[row.seq_id].arrival for row in plan.decodes]
@@ -107,7 +112,7 @@ class SloInvariants:
             return
         said = plan.target_ns is not None and plan.target_ns <= target_ns
         require(17, said, f"step {plan.step_id}: bound by {plan.target_ns}, not {target_ns}")
-        tile_ns = TILE_TOKENS * cost.prefill_token_ns if plan.prefills else 0
+        tile_ns = self._tile_tokens * cost.prefill_token_ns if plan.prefills else 0
         most_ns = max(target_ns, (1 + LATE_SHARE) * alone_ns) + tile_ns
         span_ns = cost.step_ns(plan)
         within = span_ns <= most_ns or not plan.prefills
@@ -129,7 +134,7 @@ class SloInvariants:
 
     def _keeps_first_tokens(self, plan: Plan, cost: LinearCost, now_ns: int) -> None:
         alone_ns = cost.step_ns(replace(plan, prefills=()))
-        span_ns, tile_ns = cost.step_ns(plan), TILE_TOKENS * cost.prefill_token_ns
+        span_ns, tile_ns = cost.step_ns(plan), self._tile_tokens * cost.prefill_token_ns
         for place, target_ns, left_ns in self._first_tokens(plan, now_ns):
             chunks = enumerate(plan.prefills)
             kept = [
@@ -155,8 +160,7 @@ class SloInvariants:
                 if self._has_more_time(seq_id, target_ns)
             )
             bound_ns = min(plan.target_ns, min(first_ns, default=inf))
-            tile_tokens = max(TILE_TOKENS, self._scheduler.limits.tile_rows)
-            tile_ns = (tile_tokens + 1) * cost.prefill_token_ns
+            tile_ns = (self._tile_tokens + 1) * cost.prefill_token_ns
             spent = cost.step_ns(plan) + tile_ns >= bound_ns
             require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
 

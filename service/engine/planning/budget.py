@@ -151,7 +151,7 @@ class PromptTime:
 
     Where kernels compute `tile_rows` rows together, a step that ends with a part of a tile takes
     about as long as one that ends with all of it, which the fit does not know: such a step ends
-    with a whole tile.
+    with the nearest whole tile.
     """
 
     decode_ns: float
@@ -193,8 +193,10 @@ class PromptTime:
         return min(wanted, whole)
 
     def _whole_tiles(self, fitting: int, before: int) -> int:
-        if self.tile_rows:
-            whole = (before + fitting) // self.tile_rows * self.tile_rows - before
+        """The nearest whole tile: it takes as long as the part of it that fits."""
+        tile = self.tile_rows
+        if tile:
+            whole = (before + fitting + tile // 2) // tile * tile - before
             if whole > 0:
                 return whole
         return fitting // TILE_TOKENS * TILE_TOKENS
