@@ -24,7 +24,7 @@ class EngineStarted(_Fact, frozen=True):
     `stages` tile the time from the start of its process to `at_ns`. Of an `engine` that is not
     ours, `settings` are its limits by its own names, `unobserved` what its adapter cannot see.
     `no_prompt_outputs` says why scores of prompts and embeddings cannot be had; empty: they can.
-    The matrix products of a step cost as much as if its tokens filled whole tiles of `tile_rows`.
+    `tile_rows` as in its limits.
     """
 
     at_ns: int
@@ -175,11 +175,9 @@ class GrammarCompiled(_Fact, frozen=True):
 
 
 class LimitsSet(_Fact, frozen=True):
-    """From step `step_id` on these limits are in force; `changed` names those that are new.
-
-    `by` says who changed them, `why` for what reason; both are the words of an operator or of a
-    part of this service.
-    """
+    """From step `step_id` on these limits are in force; `changed` names those that are new. `by` and
+    `why`, who changed them and for what reason, are words of an operator or of a part of this
+    service."""
 
     at_ns: int
     step_id: int
@@ -260,10 +258,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StepRecorded(_Fact, frozen=True):
     """One step: an iteration of the engine loop. The only fact that the hot loop writes.
 
-    Stamps, in order: `begin_ns` (commands are drained and the plan is made),
-    `planned_ns`, `launched_ns`, `forward_ns` (the model starts to run), `sample_ns`
-    (logits are ready), `collected_ns` (tokens are on the host), `committed_ns`. With a
-    pipeline deeper than one, steps overlap and each keeps its own stamps.
+    Stamps, in order: `begin_ns` (commands are drained and the plan is made), `planned_ns`,
+    `launched_ns`, `forward_ns` (the model starts to run), `sample_ns` (logits are ready),
+    `collected_ns` (tokens are on the host), `committed_ns`. With a pipeline deeper than one, steps
+    overlap and each keeps its own stamps.
 
     `skips` names each running sequence without a row, the head of the waiting queue, and
     the first waiting sequence of each tenant that is at its limit (POLICY); every other
@@ -342,9 +340,8 @@ class RecordingSet(_Fact, frozen=True):
 
 
 class ProfileTaken(_Fact, frozen=True):
-    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it slowed down. The
-    engine was paused while the profiler started and while its file was written. `at_ns` is
-    `end_ns`."""
+    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it slowed down. It was
+    started, and its file written, while the engine was paused. `at_ns` is `end_ns`."""
 
     at_ns: int
     begin_ns: int

@@ -141,7 +141,8 @@ def test_the_page_is_filled_and_its_words_are_kept() -> None:
     """All that does not hold is said, and filling it again changes nothing."""
     text = NEW.read_text()
     on_gpu = example() | {"about": {**example()["about"], "gpu": "Some GPU"}}
-    page = filled(text + "\nWords of people.\n", example(), on_gpu)
+    others = {"gpu": on_gpu, "amx": example()}
+    page = filled(text + "\nWords of people.\n", example(), others)
 
     assert [name for name in TABLES if f"<!-- table {name} -->" not in text] == []
     assert "| fixed, 64 |" in page
@@ -150,7 +151,7 @@ def test_the_page_is_filled_and_its_words_are_kept() -> None:
     assert "- vLLM did not take part: no memory." in page
     assert "0.75 (0.75 to 0.75)" in page
     assert page.endswith("\nWords of people.\n")
-    assert filled(page, example(), on_gpu) == page
+    assert filled(page, example(), others) == page
 
 
 def test_the_committed_page_has_the_tables_of_the_committed_results() -> None:

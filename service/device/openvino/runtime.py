@@ -46,8 +46,9 @@ def multiplies_bf16(core: Any) -> bool:
 
 
 def tile_rows(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
-    """Rows that OpenVINO's products compute together on this CPU's matrix unit (AMX): two of its
-    tiles of 16. 0 without such a unit, or where it cannot be told."""
+    """Two tiles of this CPU's matrix unit (AMX), which computes 16 rows together. OpenVINO prepares
+    its kernels for each number of rows that it has not seen, so fewer numbers are better. 0 without
+    such a unit, or where it cannot be told."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
