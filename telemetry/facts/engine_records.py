@@ -175,8 +175,8 @@ class GrammarCompiled(_Fact, frozen=True):
 
 
 class LimitsSet(_Fact, frozen=True):
-    """From step `step_id` on these limits are in force; `changed` names those that are new. `by` and
-    `why`, who changed them and for what reason, are words of an operator or of a part of this
+    """From step `step_id` on these limits are in force; `changed` names those that are new. `by`
+    and `why`, who changed them and for what reason, are words of an operator or of a part of this
     service."""
 
     at_ns: int
