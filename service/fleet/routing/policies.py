@@ -10,7 +10,7 @@ RoundRobin       one after the other, whatever they do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import islice
 from math import ceil
 from operator import attrgetter
@@ -24,8 +24,6 @@ from service.fleet.routing.ring import Ring, hash_of
 from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 LEAST_LOADED = 3
-SOONER = 16
-"""Least loaded engines that are looked through before a request counts as late everywhere."""
 LATE = 3
 """Engines with a longer wait that are weighed for a request that is late."""
 MARGIN = 0.7
@@ -112,29 +110,17 @@ class LeastFinish:
             soonest = min(weighed, key=attrgetter("ttft_ns"))
             return soonest if soonest.ttft_ns <= target_ns else weighed[0]
         seen = {one.view.index for one in weighed}
-        others = self._others(book.order.least(SOONER), seen, request, now_ns, excluded)
-        if in_time := [one for one in others if one.ttft_ns <= target_ns]:
-            return min(in_time, key=attrgetter("ttft_ns"))
-        more = self._others(book.order.up_to(apart_ns, LATE), seen, request, now_ns, excluded)
+        more = book.predicted(
+            {
+                index: book.cached_tokens(index, request)
+                for index in book.order.up_to(apart_ns, LATE)
+                if index not in seen and index not in excluded
+            },
+            request,
+            now_ns,
+        )
         near += [one for one in more if one.before_ns <= most_ns]
         return max(_least_work(near), key=attrgetter("before_ns"))
-
-    def _others(
-        self,
-        indices: Iterable[int],
-        seen: Collection[int],
-        request: RouteRequest,
-        now_ns: int,
-        excluded: Collection[int],
-    ) -> list[Predicted]:
-        """Predictions for engines that are not weighed yet."""
-        book = self._book
-        held = {
-            index: book.cached_tokens(index, request)
-            for index in indices
-            if index not in seen and index not in excluded
-        }
-        return book.predicted(held, request, now_ns)
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold

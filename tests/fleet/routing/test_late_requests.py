@@ -52,18 +52,6 @@ def test_a_late_request_does_not_wait_much_longer_than_it_had_to() -> None:
     assert fleet.send(fleet.request(**LONG)) != "e1"
 
 
-def test_before_a_request_counts_as_late_more_engines_are_looked_through() -> None:
-    """One with many decodes is not among the least loaded, and has no prompt to do first."""
-    chosen = set()
-    for number in range(8):  # whatever engine a request is shown by chance
-        fleet = _busy(0.4, 0.41, 0.42, 0.0)
-        fleet.report("e3", running=12, decode_rows=12, context_tokens=12 * 100)
-        fleet.requests = number
-        chosen.add(fleet.send(fleet.request(**SHORT)))
-
-    assert chosen == {"e3"}
-
-
 def test_a_prompt_that_is_late_by_its_own_length_goes_where_it_ends_first() -> None:
     fleet = _busy(0.01, 1.0, 0.1)
 
