@@ -141,13 +141,15 @@ def test_the_page_is_filled_and_its_words_are_kept() -> None:
     """All that does not hold is said, and filling it again changes nothing."""
     text = NEW.read_text()
     on_gpu = example() | {"about": {**example()["about"], "gpu": "Some GPU"}}
-    others = {"gpu": on_gpu, "amx": example()}
+    on_amx = example() | {"about": {"machine": example()["about"]["machine"] | {"cpu": "Other"}}}
+    others = {"gpu": on_gpu, "amx": on_amx}
     page = filled(text + "\nWords of people.\n", example(), others)
 
     assert [name for name in TABLES if f"<!-- table {name} -->" not in text] == []
     assert "| fixed, 64 |" in page
     assert "- mix: ITL p99, ms: 130, limit <= 120: does not hold." in page
     assert "- Machine: Some GPU, with " in page
+    assert page.count(" Other (avx2)") == 1
     assert "- vLLM did not take part: no memory." in page
     assert "0.75 (0.75 to 0.75)" in page
     assert page.endswith("\nWords of people.\n")

@@ -97,8 +97,8 @@ class LeastFinish:
         """Where a request that is late everywhere harms least those that are not: where its prompt
         is least work, and then, if prompts share little, where one waits the longest already. A
         prompt that others share makes its engine the place for them, so it goes where it ends
-        first. So does one that its own length makes late; but where its first token comes first if
-        that is in time, if only without a margin."""
+        first. So does one that its own length makes late, unless some engine would have its first
+        token in time without a margin: then it goes where that comes first."""
         book, apart_ns = self._book, self._book.settings.late_apart_ns
         least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
         most_ns = least_ns + apart_ns
