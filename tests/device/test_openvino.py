@@ -7,17 +7,19 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from service.config.settings import ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.loader import load_executor
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
 from service.device.openvino.cache import OpenVinoKvCache
@@ -35,6 +37,7 @@ from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
 from service.device.weights.source import open_weights
+from service.process.engine_limits import limits_of
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from tests.models.test_parity_families import chunk, some_ids
@@ -302,3 +305,13 @@ def test_products_have_tiles_where_the_cpu_has_a_unit_for_them(tmp_path: Path) -
         assert tile_rows(cpuinfo) == rows
 
     assert tile_rows(tmp_path / "none") == 0
+
+
+def test_the_limits_of_an_engine_have_the_tiles_of_its_back_end() -> None:
+    model = ModelRef(kind=ModelKind.DUMMY, path="small", name="small")
+    config = EngineConfig(model=model, executor="torch", device="cpu", max_model_tokens=64)
+    loaded = load_executor(config, MonotonicClock(), lambda line: None)
+    with_tiles = replace(loaded, backend=replace(loaded.backend, tile_rows=32))
+
+    assert limits_of(config, loaded).tile_rows == 0
+    assert limits_of(config, with_tiles).tile_rows == 32
