@@ -1,14 +1,14 @@
 """Does the autopilot find the setting that a hand would, and leave alone what is well?
 
     python -m benchmarks.autopilot                       # the five drills
-    python -m benchmarks.autopilot --healthy             # ten workloads of ten minutes
-    python -m benchmarks.autopilot --shifting            # five
-        [--only NAME,...] [--seconds 120] [--model MODEL] [--work FOLDER] [--out FILE] [--again]
+    python -m benchmarks.autopilot --shifting            # five workloads of ten minutes
+        [--only NAME,...] [--seconds 120] [--model MODEL] [--work FOLDER] [--out FILE] [--fresh]
 
 A drill runs one server with the setting that is best by hand, whose latencies with room become the
 promise, and one with the wrong setting and `--autopilot act` under the same requests. Those due
-after 60 s are compared. Each run is kept in `--work`, and what is there is not run again; `--again`
-runs the chosen ones anew. The exit status is 1 when a figure does not hold.
+after 60 s are compared. Each result goes to the report at once, and what the report has of the
+same machine is not run again, but with `--fresh`. The exit status is 1 when a figure does not hold.
+Healthy traffic under the autopilot is `benchmarks.diagnosis.soak`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from benchmarks.autopilot.drills import DRILLS, Drill, Stream
-from benchmarks.autopilot.running import Parts, capacities, requests_of, run
+from benchmarks.autopilot.running import Parts, capacities, requests_of, run, slo_file
 from benchmarks.autopilot.scoring import (
     MOST_REVERSALS,
+    OBJECTIVE,
     WITHIN_S,
     DrillResult,
-    Slo,
     WorkloadResult,
     due_in,
     got,
     harms_of,
     promise_of,
 )
-from benchmarks.autopilot.workloads import HEALTHY, SHIFTING, Workload
+from benchmarks.autopilot.workloads import HEAVIEST, SHIFTING, Workload
 from benchmarks.diagnosis.episodes import say, work_folder
 from benchmarks.machine import machine
+from benchmarks.promised import Slo
 from lab.drills.servers import DidNotStart, split_cores
 from lab.drills.traffic import PlannedRequest
 
@@ -46,30 +48,18 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "autopilot"
 FLAGS = ("--max-model-len", "2048", "--kv-memory", "512MiB")
 DRILL_S, WORKLOAD_S = 120.0, 600.0
 _SEED = 5000
-_LOOSE = Slo(ttft_ms=60_000, itl_ms=60_000)
+_LOOSE = Slo(ttft_ms=60_000, itl_ms=60_000, objective=OBJECTIVE)
 
 Result = TypeVar("Result", DrillResult, WorkloadResult)
 
 
 class Bench:
-    """`--work` keeps capacities, servers' logs and results."""
+    """`work` keeps capacities and servers' logs."""
 
-    def __init__(self, work: Path, model: str | None, *, again: bool) -> None:
-        self.work, self.again = work, again
+    def __init__(self, work: Path, model: str | None) -> None:
+        self.work = work
         self.flags = (*(() if model is None else ("--model", model)), *FLAGS)
         self.cores = split_cores()
-
-    def kept(self, name: str, kind: type[Result], measure: Callable[[], Result]) -> Result:
-        """From an earlier run, or measured."""
-        path = self.work / "done" / f"{name}.json"
-        if path.exists() and not self.again:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        found = measure()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-        part.replace(path)
-        return found
 
     async def drill(self, drill: Drill, seconds: float) -> DrillResult:
         flags = (*self.flags, *drill.flags)
@@ -116,7 +106,7 @@ class Bench:
             slo=slo,
             whole=got(due_in(seen, 0, seconds), slo, seconds),
             decisions=seen.decisions,
-            harms=harms_of(seen, slo),
+            harms=harms_of(seen.decisions, seen.log, seen.begin_ns, slo),
             search_cpu_s=seen.search_cpu_s,
             searches=seen.searches,
         )
@@ -126,8 +116,7 @@ class Bench:
         path = self.work / "promise.json"
         if path.exists():
             return msgspec.json.decode(path.read_bytes(), type=Slo)
-        heaviest = (Stream(mix=HEALTHY[-1].parts[0][0].mix, load=0.85),)
-        requests = requests_of(_SEED, [(0.0, 80.0, heaviest)], capacity)
+        requests = requests_of(_SEED, [(0.0, 80.0, HEAVIEST)], capacity)
         flags = (*self.flags, "--autopilot", "off")
         say("measuring what can be promised")
         seen = await run(flags, {}, requests, 80.0, self.work / "promise", say, self.cores)
@@ -144,7 +133,7 @@ class Bench:
     def _promise(self, folder: Path, slo: Slo) -> tuple[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "slo.toml"
-        path.write_text(slo.as_toml())
+        path.write_text(slo_file(slo))
         return "--slo-file", str(path.resolve())
 
 
@@ -163,80 +152,89 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z")
 
 
-def _drills(bench: Bench, only: list[str], seconds: float) -> tuple[list[DrillResult], bool]:
-    found = []
-    for drill in DRILLS:
-        if not only or drill.name in only:
-            one = bench.kept(
-                drill.name,
-                DrillResult,
-                lambda drill=drill: asyncio.run(bench.drill(drill, seconds)),
-            )
-            print(one.line(), flush=True)
-            found.append(one)
-    return found, all(one.holds for one in found)
+def _read(path: Path, kind: type[Result]) -> list[Result]:
+    """What was measured on this machine; nothing where the report is of another."""
+    if not path.exists():
+        return []
+    report = msgspec.json.decode(path.read_bytes())
+    if report["machine"]["cpu"] != machine()["cpu"]:
+        return []
+    return msgspec.convert(report["results"], type=list[kind])  # type: ignore[valid-type]
 
 
-def _workloads(
-    bench: Bench, planned: tuple[Workload, ...], only: list[str], seconds: float
-) -> tuple[list[WorkloadResult], bool]:
-    found = []
-    for workload in planned:
-        if not only or workload.name in only:
-            one = bench.kept(
-                workload.name,
-                WorkloadResult,
-                lambda workload=workload: asyncio.run(bench.workload(workload, seconds)),
-            )
-            print(one.line(), flush=True)
-            found.append(one)
+def _write(path: Path, results: list[Result], *, holds: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    report = {"machine": machine(), "holds": holds, "results": results}
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    part.replace(path)
+
+
+def _measure(
+    planned: dict[str, Callable[[], Coroutine[Any, Any, Result]]],
+    kind: type[Result],
+    only: list[str],
+    out: Path,
+    holds: Callable[[list[Result]], bool],
+    *,
+    fresh: bool,
+) -> bool:
+    """Each that the report does not have, or with `fresh` each of `only`; whether all hold."""
+    known = {one.name: one for one in _read(out, kind)}
+    for name, measure in planned.items():
+        if only and name not in only:
+            continue
+        if fresh or name not in known:
+            known[name] = asyncio.run(measure())
+            results = [known[one] for one in planned if one in known]
+            _write(out, results, holds=holds(results))
+        print(known[name].line(), flush=True)
+    return holds([known[one] for one in planned if one in known])
+
+
+def _drills_hold(found: list[DrillResult]) -> bool:
+    return all(one.holds for one in found)
+
+
+def _workloads_hold(found: list[WorkloadResult]) -> bool:
     harms, reversals = sum(len(o.harms) for o in found), sum(o.reversals for o in found)
-    actions = sum(o.actions for o in found)
-    print(f"in all {actions} actions, {reversals} reversals, {harms} made a class worse")
-    return found, harms == 0 and reversals <= MOST_REVERSALS
+    return harms == 0 and reversals <= MOST_REVERSALS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.autopilot", description=(__doc__ or "").splitlines()[0]
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--healthy", action="store_true", help="the ten healthy workloads")
-    what.add_argument("--shifting", action="store_true", help="the five shifting workloads")
+    parser.add_argument("--shifting", action="store_true", help="the five shifting workloads")
     parser.add_argument("--only", default="", help="comma-separated names")
     parser.add_argument(
         "--seconds", type=float, help="of a drill after the first 60 s, or of a workload"
     )
     parser.add_argument("--model", help="as for `phasescope serve`")
-    parser.add_argument("--work", type=Path, help="where runs are kept, uncommitted")
+    parser.add_argument("--work", type=Path, help="where logs and records go, uncommitted")
     parser.add_argument("--out", type=Path, help="the report (default: below benchmarks/results)")
-    parser.add_argument("--again", action="store_true", help="run what is kept anew")
+    parser.add_argument("--fresh", action="store_true", help="run what the report has anew")
     args = parser.parse_args()
-    kind = "healthy" if args.healthy else "shifting" if args.shifting else "drills"
-    known = {
-        "healthy": [one.name for one in HEALTHY],
-        "shifting": [one.name for one in SHIFTING],
-        "drills": [one.name for one in DRILLS],
-    }[kind]
+    kind = "shifting" if args.shifting else "drills"
+    known = [one.name for one in (SHIFTING if args.shifting else DRILLS)]
     only = [word for word in args.only.split(",") if word]
     if unknown := set(only) - set(known):
         parser.error(f"no {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
-    bench = Bench(args.work or work_folder("autopilot"), args.model, again=args.again)
+    bench = Bench(args.work or work_folder("autopilot"), args.model)
     bench.work.mkdir(parents=True, exist_ok=True)
-    results: list[DrillResult] | list[WorkloadResult]
+    out = args.out or RESULTS / f"{kind}.json"
     try:
         if kind == "drills":
-            results, holds = _drills(bench, only, args.seconds or DRILL_S)
+            long_s = args.seconds or DRILL_S
+            drills = {one.name: partial(bench.drill, one, long_s) for one in DRILLS}
+            holds = _measure(drills, DrillResult, only, out, _drills_hold, fresh=args.fresh)
         else:
-            planned = HEALTHY if kind == "healthy" else SHIFTING
-            results, holds = _workloads(bench, planned, only, args.seconds or WORKLOAD_S)
-    except (DidNotStart, OSError) as error:
+            long_s = args.seconds or WORKLOAD_S
+            shifts = {one.name: partial(bench.workload, one, long_s) for one in SHIFTING}
+            holds = _measure(shifts, WorkloadResult, only, out, _workloads_hold, fresh=args.fresh)
+    except (DidNotStart, OSError, msgspec.MsgspecError) as error:
         print(f"benchmarks.autopilot: {error}", file=sys.stderr)
         return 1
-    out = args.out or RESULTS / f"{kind}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine(), "holds": holds, "results": results}
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     return 0 if holds else 1
 
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.autopilot.drills import Stream
+from benchmarks.promised import Slo
 from lab.drills.capacity import capacity_of
 from lab.drills.client import Clients, Sent
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
@@ -25,6 +26,7 @@ _CAPACITY_S = 20.0
 _LEAD_S = 0.3
 RECORD = "record.journal"
 UNPROMISED = "unpromised"  # the SLO class of a culprit
+_NO_PROMISE = Slo(ttft_ms=600_000, itl_ms=600_000, objective=0.5)
 
 Parts = Sequence[tuple[float, float, Sequence[Stream]]]
 """Begin and end in s, and what comes in between."""
@@ -53,6 +55,11 @@ class Seen(msgspec.Struct, kw_only=True):
     search_cpu_s: float
     searches: int
     failure: Any = None
+
+
+def slo_file(slo: Slo) -> str:
+    """All are of class chat, culprits apart."""
+    return f"{slo.as_toml()}\n{_NO_PROMISE.as_class(UNPROMISED)}"
 
 
 async def capacities(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import sqrt
 
 import msgspec
 
-from benchmarks.autopilot.running import UNPROMISED, Decided, Seen
+from benchmarks.autopilot.running import Decided, Seen
+from benchmarks.promised import Slo
 from lab.drills.client import Sent
 from telemetry.numbers.quantiles import quantile
 
@@ -16,32 +17,7 @@ WITHIN_S = 60.0
 MOST_REVERSALS = 2
 AROUND_S = 60.0  # before and after a change, when its harm is judged
 NOISE_SD = 3.0
-_NO_PROMISE_MS = 600_000.0
-_LATE_GAPS = 100  # one gap in so many may be late
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is promised: a first token, and 99 of 100 gaps of a request, within these times."""
-
-    ttft_ms: float
-    itl_ms: float
-    objective: float = 0.95
-
-    def is_met_by(self, one: Sent) -> bool:
-        if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
-            return False
-        late = sum(gap > self.itl_ms * 1e3 for gap in one.gaps_us)
-        return late <= len(one.gaps_us) // _LATE_GAPS
-
-    def as_toml(self) -> str:
-        chat = ('default = "chat"', *_class("chat", self.ttft_ms, self.itl_ms, self.objective))
-        culprit = _class(UNPROMISED, _NO_PROMISE_MS, _NO_PROMISE_MS, 0.5)
-        return "\n".join((*chat, *culprit, ""))
-
-
-def _class(name: str, ttft_ms: float, itl_ms: float, objective: float) -> tuple[str, ...]:
-    numbers = (f"ttft_ms = {ttft_ms:g}", f"itl_ms = {itl_ms:g}", f"objective = {objective:g}")
-    return (f"[classes.{name}]", *numbers)
+OBJECTIVE = 0.95
 
 
 class Got(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +36,13 @@ class Got(msgspec.Struct, frozen=True, kw_only=True):
 
 def due_in(seen: Seen, begin_s: float, end_s: float) -> list[Sent]:
     """Without a culprit's requests."""
-    span = (seen.begin_ns + int(begin_s * 1e9), seen.begin_ns + int(end_s * 1e9))
-    return [one for one in seen.log if span[0] <= one.due_ns < span[1] and not one.is_culprit]
+    return due_between(seen.log, seen.begin_ns, begin_s, end_s)
+
+
+def due_between(log: Sequence[Sent], begin_ns: int, begin_s: float, end_s: float) -> list[Sent]:
+    """The same of any log of traffic that began at `begin_ns`."""
+    span = (begin_ns + int(begin_s * 1e9), begin_ns + int(end_s * 1e9))
+    return [one for one in log if span[0] <= one.due_ns < span[1] and not one.is_culprit]
 
 
 def got(log: Sequence[Sent], slo: Slo, seconds: float) -> Got:
@@ -84,7 +65,11 @@ def promise_of(log: Sequence[Sent], room: float = 1.5) -> Slo | None:
     wait_ms, gap_ms = quantile(waits_ms, 0.95), quantile(gaps_ms, 0.95)
     if wait_ms is None or gap_ms is None:
         return None
-    return Slo(ttft_ms=float(round(room * wait_ms)), itl_ms=float(round(room * gap_ms)))
+    return Slo(
+        ttft_ms=float(round(room * wait_ms)),
+        itl_ms=float(round(room * gap_ms)),
+        objective=OBJECTIVE,
+    )
 
 
 class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +118,7 @@ class Harm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload of healthy or shifting traffic."""
+    """One workload of shifting traffic."""
 
     name: str
     date: str
@@ -163,15 +148,17 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def harms_of(seen: Seen, slo: Slo) -> list[Harm]:
+def harms_of(
+    decisions: Iterable[Decided], log: Sequence[Sent], begin_ns: int, slo: Slo
+) -> list[Harm]:
     """Changes that made it worse: the good share of requests due in the minute after, against that
     of the minute before."""
     found: list[Harm] = []
-    for one in seen.decisions:
+    for one in decisions:
         if one.decision != "applied":
             continue
-        before = due_in(seen, one.at_s - AROUND_S, one.at_s)
-        after = due_in(seen, one.at_s, one.at_s + AROUND_S)
+        before = due_between(log, begin_ns, one.at_s - AROUND_S, one.at_s)
+        after = due_between(log, begin_ns, one.at_s, one.at_s + AROUND_S)
         was, is_now = got(before, slo, AROUND_S), got(after, slo, AROUND_S)
         if was.requests and is_now.requests and is_now.share < was.share - _noise(was, is_now):
             harm = Harm(at_s=one.at_s, before=round(was.share, 4), after=round(is_now.share, 4))

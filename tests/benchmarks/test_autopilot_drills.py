@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.autopilot.drills import DRILLS, Drill, drill_named
-from benchmarks.autopilot.running import requests_of
-from benchmarks.autopilot.scoring import Slo
+from benchmarks.autopilot.running import requests_of, slo_file
+from benchmarks.promised import Slo
 from telemetry.requests.slo_policy import read_policy
 
 CAPACITY = dict.fromkeys(("chat", "long", "shared", "essay", "stream", "dice"), 1.0)
-PROMISE = Slo(ttft_ms=500, itl_ms=100)
+PROMISE = Slo(ttft_ms=500, itl_ms=100, objective=0.95)
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda one: one.name)
@@ -28,7 +28,7 @@ def test_the_server_by_hand_steps_alike_whatever_is_promised(drill: Drill) -> No
 def test_what_a_culprit_asks_for_is_promised_nothing(tmp_path: Path) -> None:
     """Else a cap for it would be a loss for the class that it is in."""
     path = tmp_path / "slo.toml"
-    path.write_text(PROMISE.as_toml())
+    path.write_text(slo_file(PROMISE))
     policy = read_policy(str(path))
     asked = requests_of(1, [(0.0, 60.0, drill_named("flood_without_caps").streams)], CAPACITY)
     targets = {one.is_culprit: policy.of(one.slo_class or "").ttft_ns / 1e6 for one in asked}

@@ -1,4 +1,4 @@
-"""Tails, chains, the soak and the cost of diagnosis are scored by what stood, and for how long."""
+"""Tails, chains and the cost of diagnosis are scored by what stood, and for how long."""
 
 from __future__ import annotations
 
@@ -14,26 +14,14 @@ from benchmarks.diagnosis.cost.journal import pieces, timing_of
 from benchmarks.diagnosis.cost.live import Block, order, summed
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.gauges import GAUGES, Gauges
-from benchmarks.diagnosis.soak.plan import segments
-from benchmarks.diagnosis.soak.scoring import (
-    SegmentResult,
-    Slo,
-    SoakAlarm,
-    alarms_in,
-    figures,
-    unsure_s,
-    with_reason,
-)
 from benchmarks.diagnosis.tails.__main__ import left_out, table
 from benchmarks.diagnosis.tails.figures import Figure, nth
 from benchmarks.diagnosis.tails.intensities import TailRecord
 from benchmarks.diagnosis.tails.scoring import TailRow, acceptance, by_class, held_share, row_of
 from lab.drills.calibration.probe import Calibration
-from lab.drills.client import Sent
 from lab.drills.harm import HarmMeasure, Level, Reached
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import EpisodeResult
-from lab.drills.pace import MachineSpeed
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -221,87 +209,6 @@ def test_a_row_of_a_chain_says_what_was_done_and_said() -> None:
     assert row.right
     assert row.why_not == []
     assert chain_row(one).why_not == ["queue_overload did not come about"]
-
-
-# --- the soak ------------------------------------------------------------------------------
-
-
-def test_segments_take_turns_through_all_patterns_and_loads() -> None:
-    """Seeds and names differ; a short try keeps the order of its phases."""
-    found = segments(13, 900.0)
-
-    assert {one.pattern for one in found[:3]} == {"steady", "bursty", "daily"}
-    assert (min(one.load for one in found), max(one.load for one in found)) == (0.2, 0.85)
-    assert len({one.seed for one in found}) == 13
-    assert found[0].phases.end_s == pytest.approx(900)
-    assert sum(one.phases.end_s - one.phases.reference_at_s for one in found) > 3 * 3600
-    assert segments(1, 20.0)[0].phases.end_s == pytest.approx(20)
-    assert segments(1, 20.0)[0].phases.fault_s > 0
-
-
-def test_an_alarm_lasts_until_the_next_calm_word() -> None:
-    """With all that it named; what it said of the warm-up is cut off."""
-    turns = [
-        said(5, "throttled"), said(12, None), said(100, "kv_thrash"), said(103, "host_stall"),
-        said(104.5, None), said(899, "kv_thrash"),
-    ]  # fmt: skip
-    found = alarms_in(turns, 10, 900)
-
-    assert [(one.from_s, one.until_s) for one in found] == [(10, 12), (100, 104.5), (899, 900)]
-    assert found[1].named == ("kv_thrash", "host_stall")
-    assert found[1].length_s == 4.5
-    unsure = VerdictChange(at_s=50, verdict="indeterminate")
-    assert unsure_s([said(0, None), unsure, said(60, None)], 20, 900) == 10.0
-
-
-def request(at_s: float, ttft_ms: float, *gaps_ms: int) -> Sent:
-    due_ns = int(at_s * SECOND)
-    return Sent(
-        request_id="a", tenant="red", is_culprit=False, due_ns=due_ns, status=200,
-        first_ns=due_ns + int(ttft_ms * 1e6), end_ns=due_ns, tokens=1,
-        gaps_us=[1000 * gap for gap in gaps_ms],
-    )  # fmt: skip
-
-
-def test_an_alarm_with_a_reason_is_no_false_one() -> None:
-    """A slow core for what says so, missed targets for what says so, and nothing else."""
-    slo = Slo(ttft_ms=300, itl_ms=100)
-    calm, slow = MachineSpeed(40.0), MachineSpeed(40.0, taken=range(90, 110))
-    good, late = [request(at, 100, 50) for at in range(40, 100)], request(95.5, 900)
-    stalled = request(96.5, 100, 50, 150)
-
-    def reason(named: str, log: list[Sent], machine: MachineSpeed = calm) -> str:
-        alarm = SoakAlarm(from_s=100, until_s=103, named=(named,))
-        return with_reason(alarm, machine, log, 0, slo).reason
-
-    assert reason("throttled", good, slow) == "the machine was slow"
-    assert reason("kv_thrash", good, slow) == ""
-    assert reason("throttled", good) == ""
-    assert reason("slo_missed", good) == ""
-    assert reason("slo_missed", [*good, late]) == "the SLO was missed"
-    assert reason("slo_missed", [*good, stalled]) == "the SLO was missed"
-    assert reason("kv_thrash", [*good, late]) == ""
-
-
-def segment(pattern: str, *alarms: SoakAlarm, hours: float = 1.0) -> SegmentResult:
-    return SegmentResult(
-        name=pattern, date="", cpu="", pattern=pattern, load=0.5, watched_s=3600 * hours,
-        requests=100, good=1.0, ttft_p95_ms=100.0, unsure_s=0.0, alarms=list(alarms), discarded=[],
-    )  # fmt: skip
-
-
-def test_the_soak_holds_with_one_short_false_alarm_and_no_more() -> None:
-    """Alarms with a reason are not counted, and neither are hours that do not count."""
-    short = SoakAlarm(from_s=1, until_s=5, named=("kv_thrash",))
-    long = SoakAlarm(from_s=1, until_s=7, named=("kv_thrash",))
-    named = SoakAlarm(from_s=1, until_s=99, named=("throttled",), reason="the machine was slow")
-    calm = [segment("steady"), segment("bursty"), segment("daily", named, short)]
-
-    assert all(figure.holds for figure in figures(calm))
-    assert [one.holds for one in figures([*calm, segment("daily", short)])].count(False) == 1
-    assert not all(figure.holds for figure in figures([*calm[:2], segment("daily", long)]))
-    bad = [*calm[:2], msgspec.structs.replace(calm[2], discarded=["steal"])]
-    assert not all(figure.holds for figure in figures(bad))
 
 
 # --- the cost ------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Three hours of healthy traffic on real servers: how many false alarms, and how long are they?
+Does the autopilot leave them alone?
 
-    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--minutes 15] [--scale 1]
-        [--work FOLDER] [--out FILE]
+    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--most N] [--minutes 15]
+        [--scale 1] [--work FOLDER] [--out FILE] [--again] [--fresh]
 
-Every segment is a server of its own under Poisson traffic, bursts (MMPP) or a daily ramp, from 0.2
-to 0.85 of its measured capacity. What the class is promised is measured first, because a server
-that misses its SLO is not healthy: 1.5 times what the slowest hundredth of the requests sees at
-0.85 of capacity. The series may be stopped and goes on with the segment that is missing; `--again`
-runs those anew that do not count. `--scale 0.02` tries it in short. The exit status is 1 when a
-figure does not hold.
+Every segment is a server of its own with an automatic step budget and `--autopilot act`, under
+Poisson traffic, bursts (MMPP) or a daily ramp, from 0.2 to 0.85 of its measured capacity. What the
+class is promised is measured first on each machine, because a server that misses its SLO is not
+healthy: 1.5 times what the slowest hundredth of the requests sees at 0.85 of capacity. The report
+has each segment at once, and the same command goes on with those that are missing, on this machine
+or another; `--most N` runs so many, `--again` runs those anew that do not count, `--fresh` all.
+`--scale 0.02` tries it in short. The exit status is 1 when a figure does not hold.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.autopilot.running import Decided
+from benchmarks.autopilot.scoring import harms_of
 from benchmarks.diagnosis.episodes import Kept, say, work_folder
 from benchmarks.diagnosis.gauges import gauges_of_file
 from benchmarks.diagnosis.records import RECORDS, read_clients
@@ -27,37 +32,36 @@ from benchmarks.diagnosis.score import machine_speed
 from benchmarks.diagnosis.soak.plan import Segment, segments
 from benchmarks.diagnosis.soak.scoring import (
     SegmentResult,
-    Slo,
     alarms_in,
     figures,
     unsure_s,
     with_reason,
 )
 from benchmarks.machine import machine
+from benchmarks.promised import Slo
 from lab.drills.client import Sent
 from lab.drills.episode import run_episode
 from lab.drills.servers import DidNotStart
 from lab.drills.spec import EpisodeSpec, Phases
 from service.config.settings import ConfigError
+from telemetry.facts.autopilot_records import AutopilotDecided
+from telemetry.journal.journal_reader import open_journal
 from telemetry.numbers.quantiles import quantile
 
 OUT = RECORDS.parent / "soak.json"
 SYMPTOM = "healthy_light"
 PROMISE_PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=80, recovery_s=5)
-PROMISE_SEED, PROMISE_LOAD, ROOM = 9690, 0.85, 1.5
-_SLO_FILE = """default = "chat"
-
-[classes.chat]
-ttft_ms = %g
-itl_ms = %g
-objective = %g
-"""
+PROMISE_SEED, PROMISE_LOAD, ROOM, OBJECTIVE = 9690, 0.85, 1.5, 0.99
+_FLAGS = ("--max-batched-tokens", "auto", "--autopilot", "act")
 
 
-def promise(work: Path, scale: float, model: str | None) -> Slo:
+def promise(known: Sequence[SegmentResult], work: Path, scale: float, model: str | None) -> Slo:
     """What this machine can promise at the highest load; measured once for a series, on a quiet
     machine."""
-    path = work / "promise.json"
+    path, cpu = work / "promise.json", machine()["cpu"]
+    for one in known:
+        if one.cpu == cpu:
+            return one.slo
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Slo)
     say(f"measuring what can be promised at {PROMISE_LOAD:g} of capacity")
@@ -69,7 +73,7 @@ def promise(work: Path, scale: float, model: str | None) -> Slo:
     ttft_ms, gap_ms = quantile(waits_ms, 0.99), quantile(gaps_ms, 0.99)
     if ttft_ms is None or gap_ms is None:
         raise ConfigError("no request was served while the promise was measured")
-    found = Slo(ttft_ms=round(ROOM * ttft_ms), itl_ms=round(ROOM * gap_ms))
+    found = Slo(ttft_ms=round(ROOM * ttft_ms), itl_ms=round(ROOM * gap_ms), objective=OBJECTIVE)
     if result.discarded:
         say(f"measured again next time: {'; '.join(result.discarded)}")
     else:
@@ -81,6 +85,7 @@ def _spec(
     pattern: str, load: float, seed: int, phases: Phases, work: Path, model: str | None
 ) -> EpisodeSpec:
     path = work / "slo.toml"
+    slo = ("--slo-file", str(path.resolve())) if path.exists() else ()
     return EpisodeSpec(
         symptom=SYMPTOM,
         mechanism=pattern,
@@ -89,7 +94,7 @@ def _spec(
         phases=phases,
         out=work,
         model=model,
-        flags=("--slo-file", str(path.resolve())) if path.exists() else (),
+        flags=(*_FLAGS, *slo),
     )
 
 
@@ -103,10 +108,13 @@ def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> Se
     log, speed = read_clients(folder), machine_speed(kept)
     begin_s, end_s = segment.phases.reference_at_s, segment.phases.end_s
     found = alarms_in(episode.verdicts, begin_s, end_s)
+    decisions = decisions_of(folder / "journal", episode.begin_ns)
     return SegmentResult(
         name=episode.name,
         date=date,
         cpu=kept.machine["cpu"],
+        slo=slo,
+        seed=segment.seed,
         pattern=segment.pattern,
         load=segment.load,
         watched_s=end_s - begin_s,
@@ -115,8 +123,22 @@ def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> Se
         ttft_p95_ms=_ttft_p95_ms(log),
         unsure_s=unsure_s(episode.verdicts, begin_s, end_s),
         alarms=[with_reason(alarm, speed, log, episode.begin_ns, slo) for alarm in found],
+        decisions=decisions,
+        harms=harms_of(decisions, log, episode.begin_ns, slo),
         discarded=list(episode.discarded),
     )
+
+
+def decisions_of(journal: Path, begin_ns: int) -> list[Decided]:
+    """Of the autopilot, after the traffic began. Raises JournalError."""
+    return [
+        Decided(
+            at_s=round((one.at_ns - begin_ns) / 1e9, 1),
+            **{name: getattr(one, name) for name in Decided.__struct_fields__ if name != "at_s"},
+        )
+        for one in open_journal(journal).facts()
+        if isinstance(one, AutopilotDecided)
+    ]
 
 
 def _ttft_p95_ms(log: list[Sent]) -> float | None:
@@ -124,57 +146,58 @@ def _ttft_p95_ms(log: list[Sent]) -> float | None:
     return None if value is None else round(value, 1)
 
 
-def report(results: list[SegmentResult], slo: Slo) -> dict[str, object]:
-    held = figures(results)
-    return {
-        "machine": machine(),
-        "promise": slo,
-        "figures": [{**msgspec.to_builtins(one), "holds": one.holds} for one in held],
-        "segments": results,
-    }
+def read_report(path: Path) -> list[SegmentResult]:
+    """What was measured so far. Raises msgspec.MsgspecError."""
+    if not path.exists():
+        return []
+    return msgspec.convert(msgspec.json.decode(path.read_bytes())["segments"], list[SegmentResult])
+
+
+def write_report(path: Path, results: Iterable[SegmentResult]) -> None:
+    results = sorted(results, key=lambda one: one.seed)
+    held = [{**msgspec.to_builtins(one), "holds": one.holds} for one in figures(results)]
+    report = {"machine": machine(), "figures": held, "segments": results}
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    part.replace(path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--segments", type=int, default=13)
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="run at most so many now")
     parser.add_argument("--minutes", type=float, default=15.0, help="of each segment")
     parser.add_argument("--scale", type=float, default=1.0, help="of the lengths, to try it")
     parser.add_argument("--model", help="as for `phasescope serve`")
     parser.add_argument("--work", type=Path, help="where journals and results go, uncommitted")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--again", action="store_true", help="run those anew that do not count")
+    parser.add_argument("--fresh", action="store_true", help="run all anew")
     args = parser.parse_args()
     work = args.work or work_folder("soak" if args.scale == 1 else f"soak-{args.scale:g}")
-    done = work / "segments"
-    done.mkdir(parents=True, exist_ok=True)
-    slo = promise(work, args.scale, args.model)
-    (work / "slo.toml").write_text(_SLO_FILE % (slo.ttft_ms, slo.itl_ms, slo.objective))
+    work.mkdir(parents=True, exist_ok=True)
+    known = {} if args.fresh else {one.seed: one for one in read_report(args.out)}
+    slo = promise(list(known.values()), work, args.scale, args.model)
+    (work / "slo.toml").write_text(slo.as_toml())
     planned = segments(args.segments, 60 * args.minutes * args.scale)
-    results, failed = list[SegmentResult](), 0
-    for segment in planned:
-        path = done / f"{segment.number:02d}.json"
-        if path.exists():
-            known = msgspec.json.decode(path.read_bytes(), type=SegmentResult)
-            if not (args.again and known.discarded):
-                results.append(known)
-                continue
+    failed, missing = 0, [one for one in planned if _is_missing(known.get(one.seed), args.again)]
+    for segment in missing[: args.most]:
         print(f"{segment.number + 1}/{len(planned)} {segment.pattern} at {segment.load:g}")
         try:
-            found = run_segment(segment, work, slo, args.model)
+            known[segment.seed] = found = run_segment(segment, work, slo, args.model)
         except (DidNotStart, OSError) as error:
             failed += 1
             say(f"failed: {error}")
             continue
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(found))
-        part.replace(path)
-        results.append(found)
-        named = [f"{', '.join(one.named)} for {one.length_s:.1f} s" for one in found.alarms]
-        say(f"alarms: {'; '.join(named) or 'none'} {found.discarded or ''}")
-        data = msgspec.json.format(msgspec.json.encode(report(results, slo)), indent=1)
-        args.out.write_bytes(data + b"\n")
-    print("\n".join(figure.line() for figure in figures(results)))
-    return 0 if not failed and all(figure.holds for figure in figures(results)) else 1
+        say(found.line())
+        write_report(args.out, known.values())
+    held = figures(list(known.values()))
+    print("\n".join(figure.line() for figure in held))
+    return 0 if not failed and all(figure.holds for figure in held) else 1
+
+
+def _is_missing(known: SegmentResult | None, again: bool) -> bool:
+    return known is None or (again and bool(known.discarded))
 
 
 if __name__ == "__main__":

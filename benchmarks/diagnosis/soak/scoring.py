@@ -1,4 +1,5 @@
-"""Alarms of a healthy server: which, how long, and whether there was a reason; pure.
+"""Alarms of a healthy server, and changes by its autopilot: which, and whether there was a reason;
+pure.
 
 An alarm stands from a verdict of fault to the next that is none. Two kinds are counted apart, as
 they are not false: one that says that the machine is slow where a pacer on the engine's core saw
@@ -12,31 +13,20 @@ from itertools import pairwise
 
 import msgspec
 
+from benchmarks.autopilot.running import Decided
+from benchmarks.autopilot.scoring import MOST_REVERSALS, Harm
 from benchmarks.diagnosis.score import HEALTHY, OF_MACHINE, UNSURE, said
 from benchmarks.diagnosis.tails.figures import Figure
+from benchmarks.promised import Slo
 from lab.drills.client import Sent
 from lab.drills.pace import MachineSpeed
 from lab.drills.watch import VerdictChange
+from telemetry.facts.reasons import AutopilotDecision
 
 SLO_MISSED = "slo_missed"
 MOST_FALSE, LONGEST_S, LEAST_HOURS, LEAST_STARTS = 1, 5.0, 3.0, 2
+LEAST_WORKLOADS, LEAST_MINUTES = 10, 10.0
 _OBJECTIVE_OVER_S = 60.0
-_GOOD_GAPS = 0.99
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the servers of the soak promise to the one class that is used."""
-
-    ttft_ms: float
-    itl_ms: float
-    objective: float = 0.99
-
-    def is_met_by(self, one: Sent) -> bool:
-        """First token in time, and 99 of 100 gaps."""
-        if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
-            return False
-        late = sum(gap_us > self.itl_ms * 1e3 for gap_us in one.gaps_us)
-        return late <= (1 - _GOOD_GAPS) * max(1, len(one.gaps_us))
 
 
 class SoakAlarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +44,14 @@ class SoakAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 class SegmentResult(msgspec.Struct, frozen=True, kw_only=True):
     """One segment. `good` is the share of requests that met the SLO by the clients' log, `unsure_s`
-    how long the verdict was that it cannot be told. `discarded`: it does not count, and why."""
+    how long the verdict was that it cannot be told, `harms` the changes by the autopilot after
+    which a minute's requests were worse. `discarded`: it does not count, and why."""
 
     name: str
     date: str
     cpu: object
+    slo: Slo
+    seed: int
     pattern: str
     load: float
     watched_s: float
@@ -67,7 +60,20 @@ class SegmentResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_ms: float | None
     unsure_s: float
     alarms: list[SoakAlarm]
+    decisions: list[Decided]
+    harms: list[Harm]
     discarded: list[str]
+
+    def line(self) -> str:
+        named = [f"{', '.join(one.named)} for {one.length_s:.1f} s" for one in self.alarms]
+        applied, back = AutopilotDecision.APPLIED, AutopilotDecision.ROLLED_BACK
+        return (
+            f"{self.good:.1%} good, alarms: {'; '.join(named) or 'none'}, {self.count(applied)} "
+            f"changes, {self.count(back)} taken back {'; '.join(self.discarded)}"
+        )
+
+    def count(self, decision: AutopilotDecision) -> int:
+        return sum(one.decision == decision for one in self.decisions)
 
 
 def alarms_in(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[SoakAlarm]:
@@ -126,10 +132,15 @@ def figures(results: Sequence[SegmentResult]) -> list[Figure]:
     false = [alarm for one in counted for alarm in one.alarms if not alarm.reason]
     hours = sum(one.watched_s for one in counted) / 3600
     longest_s = max((alarm.length_s for alarm in false), default=0.0)
+    workloads = sum(one.watched_s >= 60 * LEAST_MINUTES for one in counted)
+    reversals = sum(one.count(AutopilotDecision.ROLLED_BACK) for one in counted)
     return [
         Figure("hours watched", round(hours, 3), LEAST_HOURS, True),
         Figure("starts", len(counted), LEAST_STARTS, True),
         Figure("patterns", len({one.pattern for one in counted}), 3, True),
         Figure("false alarms", len(false), MOST_FALSE, False),
         Figure("longest false alarm, s", round(longest_s, 2), LONGEST_S, False),
+        Figure("workloads of ten minutes", workloads, LEAST_WORKLOADS, True),
+        Figure("changes that made a class worse", sum(len(o.harms) for o in counted), 0, False),
+        Figure("changes taken back", reversals, MOST_REVERSALS, False),
     ]

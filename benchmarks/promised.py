@@ -1,0 +1,35 @@
+"""What a measured server promises to its clients, and whether a request got it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lab.drills.client import Sent
+
+_LATE_GAPS = 100  # one gap in so many may be late
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """A first token, and 99 of 100 gaps of a request, within these times; for `objective` of the
+    requests."""
+
+    ttft_ms: float
+    itl_ms: float
+    objective: float
+
+    def is_met_by(self, one: Sent) -> bool:
+        """By the client's stamps."""
+        if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
+            return False
+        late = sum(gap_us > self.itl_ms * 1e3 for gap_us in one.gaps_us)
+        return late <= len(one.gaps_us) // _LATE_GAPS
+
+    def as_class(self, name: str) -> str:
+        """The class's table in an SLO file."""
+        numbers = {"ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms, "objective": self.objective}
+        lines = (f"{key} = {value:g}" for key, value in numbers.items())
+        return "\n".join([f"[classes.{name}]", *lines, ""])
+
+    def as_toml(self) -> str:
+        """An SLO file with this class alone."""
+        return f'default = "chat"\n\n{self.as_class("chat")}'
