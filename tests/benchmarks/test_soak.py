@@ -137,11 +137,13 @@ def test_the_soak_does_not_hold_when_the_autopilot_makes_it_worse_or_turns_back(
         [request(60 + at, 900) for at in range(60)],
     )
 
+    good_after = [request(60 + at, 100) for at in range(1, 60)]
+
     assert harms_of([decided("applied", 60)], [*good, *late], 0, SLO) == [
         Harm(at_s=60, before=1.0, after=0.0)
     ]
     assert harms_of([decided("proposed", 60)], [*good, *late], 0, SLO) == []
-    assert harms_of([decided("applied", 60)], [*good, *late[:1]], 0, SLO) == []
+    assert harms_of([decided("applied", 60)], [*good, *good_after, late[0]], 0, SLO) == []
     harmed = segment("daily", harms=[Harm(at_s=60, before=1.0, after=0.0)])
     turned = segment("daily", decisions=[decided("rolled_back", at) for at in (1, 2, 3)])
     for bad, why in ((harmed, "changes that made a class worse"), (turned, "changes taken back")):
