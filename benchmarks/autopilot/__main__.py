@@ -37,7 +37,7 @@ from benchmarks.autopilot.scoring import (
     harms_of,
     promise_of,
 )
-from benchmarks.autopilot.workloads import HEAVIEST, SHIFTING, Workload
+from benchmarks.autopilot.workloads import HEAVIEST, PLACES, SHIFTING, Workload
 from benchmarks.diagnosis.episodes import say, work_folder
 from benchmarks.machine import machine
 from benchmarks.promised import Slo
@@ -93,7 +93,7 @@ class Bench:
 
     async def workload(self, workload: Workload, seconds: float) -> WorkloadResult:
         streams = [one for part in workload.parts for one in part]
-        capacity = await capacities(streams, self.flags, self.work, say, self.cores)
+        capacity = await capacities(streams, self.flags, self.work, say, self.cores, PLACES)
         requests = requests_of(workload.seed, _turns(workload, seconds), capacity)
         slo = await self._usual(capacity)
         folder = self.work / workload.name

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.autopilot.drills import Stream
 from benchmarks.promised import Slo
-from lab.drills.capacity import capacity_of
+from lab.drills.capacity import USERS, capacity_of
 from lab.drills.client import Clients, Sent
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
 from lab.drills.traffic import PlannedRequest
@@ -63,14 +63,20 @@ def slo_file(slo: Slo) -> str:
 
 
 async def capacities(
-    streams: Sequence[Stream], flags: Sequence[str], work: Path, say: Say, cores: Cores
+    streams: Sequence[Stream],
+    flags: Sequence[str],
+    work: Path,
+    say: Say,
+    cores: Cores,
+    users: int = USERS,
 ) -> dict[str, float]:
-    """Requests a second that a server with the good setting can serve, by mix; kept in `work`."""
+    """Requests a second that so many clients get of a server with the good setting, by mix; kept in
+    `work`."""
     clock = MonotonicClock()
     found: dict[str, float] = {}
     for stream in streams:
         if stream.mix.name not in found:
-            one = await capacity_of(flags, stream.mix, _CAPACITY_S, work, clock, say, cores)
+            one = await capacity_of(flags, stream.mix, _CAPACITY_S, work, clock, say, cores, users)
             found[stream.mix.name] = one.requests_per_s
     return found
 

@@ -29,9 +29,11 @@ async def capacity_of(
     clock: Clock,
     say: Say,
     cores: Cores,
+    users: int = USERS,
 ) -> Capacity:
-    """The capacity from an earlier measurement below `out`, or measured on a new server."""
-    path, key = out / _FILE, f"{mix.name}: {' '.join(flags)}"
+    """The capacity from an earlier measurement below `out`, or measured on a new server. It is the
+    most that the server can do only if `users` are as many as it has places."""
+    path, key = out / _FILE, f"{mix.name} for {users}: {' '.join(flags)}"
     known = _read(path)
     if key in known:
         return known[key]
@@ -39,14 +41,18 @@ async def capacity_of(
     async with DrillServer(flags, out / "capacity" / name, clock, say, cores=cores) as server:
         say(f"measuring the capacity with the mix {mix.name!r}: {seconds:g} s")
         with pinned_here(cores.rest):
-            found = await measure(server.port, mix, seconds, clock)
-    say(f"at most {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.0f} tokens/s")
+            found = await measure(server.port, mix, seconds, clock, users)
+    tokens_per_s = f"{found.tokens_per_s:.0f} tokens/s"
+    say(f"{users} clients get {found.requests_per_s:.2f} requests/s, {tokens_per_s}")
     path.write_bytes(msgspec.json.format(msgspec.json.encode({**_read(path), key: found})))
     return found
 
 
-async def measure(port: int, mix: Mix, seconds: float, clock: Clock) -> Capacity:
-    """USERS clients, each sends when its last reply is complete; the first quarter is left out."""
+async def measure(
+    port: int, mix: Mix, seconds: float, clock: Clock, users: int = USERS
+) -> Capacity:
+    """`users` clients, each of which sends when its last reply is complete; the first quarter is
+    left out."""
     clients, draw = Clients(port, clock, "c"), np.random.default_rng(11)
     begin_ns = clock.now_ns()
     settled_ns = begin_ns + int(_SETTLE_SHARE * seconds * 1e9)
@@ -58,7 +64,7 @@ async def measure(port: int, mix: Mix, seconds: float, clock: Clock) -> Capacity
             request = PlannedRequest(at_s=0, body=mix.body(draw), tenant=tenant)
             await clients.send(request, clock.now_ns())
 
-    await asyncio.gather(*(user(number) for number in range(USERS)))
+    await asyncio.gather(*(user(number) for number in range(users)))
     done = [one for one in clients.log if one.is_good and settled_ns < (one.end_ns or 0) < end_ns]
     if not done:
         raise RuntimeError("no request was served while capacity was measured")

@@ -255,6 +255,7 @@ class _Episode:
             self._clock,
             self._say,
             self._cores,
+            self._spec.capacity_users,
         )
 
     def _server(self, flags: tuple[str, ...]) -> DrillServer:

@@ -72,7 +72,8 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured maximum throughput of a server with one mix of requests."""
+    """Measured throughput of a server with one mix of requests and so many clients, each with one
+    request at a time."""
 
     requests_per_s: float
     tokens_per_s: float
@@ -81,8 +82,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `mechanism` None is the first one of the class, `intensity` None the middle
     of its levels, `model` None the default model; `capacity` None: measured, or taken from
-    an earlier episode below `out`. `clean` runs its healthy twin: the same baseline requests and no
-    fault. `flags` are added to those of every server."""
+    an earlier episode below `out`, with `capacity_users` clients. `clean` runs its healthy twin:
+    the same baseline requests and no fault. `flags` are added to those of every server."""
 
     symptom: str
     mechanism: str | None = None
@@ -94,6 +95,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     out: Path = Path("drills")
     capacity: Capacity | None = None
     capacity_s: float = 12.0
+    capacity_users: int = 8
     clean: bool = False
     flags: tuple[str, ...] = ()
 

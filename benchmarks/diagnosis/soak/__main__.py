@@ -53,6 +53,7 @@ SYMPTOM = "healthy_light"
 PROMISE_PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=80, recovery_s=5)
 PROMISE_SEED, PROMISE_LOAD, ROOM, OBJECTIVE = 9690, 0.85, 1.5, 0.99
 _FLAGS = ("--max-batched-tokens", "auto", "--autopilot", "act")
+_PLACES = 16  # of a drill's server: what as many clients get is its capacity
 
 
 def promise(known: Sequence[SegmentResult], work: Path, scale: float, model: str | None) -> Slo:
@@ -95,6 +96,7 @@ def _spec(
         out=work,
         model=model,
         flags=(*_FLAGS, *slo),
+        capacity_users=_PLACES,
     )
 
 
