@@ -45,7 +45,7 @@ _CODE = re.compile(r"`((?:[^`\n]|\n(?!\n))+)`")
 _INDENTED = re.compile(r"^ {4}((?:make|phasescope|(?:\.venv/bin/)?python) (?:.*\\\n)*.+)$", re.M)
 _OPTION = re.compile(r"\[(--[^\]]*)\]")
 _PATH = re.compile(r"[a-z_.]+(?:/[\w.-]+)+")
-_TOPS = frozenset({path.name for path in ROOT.iterdir()})
+_TOPS = frozenset({path.name for path in ROOT.iterdir()} - {"build"})  # what is made is not listed
 
 
 def name(page: Path) -> str:
