@@ -4,7 +4,9 @@ The files are not in the repository; whoever runs them fetches them:
 
     mooncake   JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one
                id for each 512 tokens of the prompt: equal ids are equal text below equal text
-               (`FAST25-release/traces` of github.com/kvcache-ai/Mooncake; Qin et al., FAST 2025)
+               (`FAST25-release/traces` of github.com/kvcache-ai/Mooncake; Qin et al., FAST 2025).
+               `mooncake_synthetic` is its trace of public datasets, conversations and long
+               documents that are asked about several times, which come by a Poisson process
     azure      CSV with TIMESTAMP, ContextTokens and GeneratedTokens; nothing is shared
                (`data/AzureLLMInferenceTrace_*.csv` of github.com/Azure/AzurePublicDataset; Patel
                et al., Splitwise, ISCA 2024)
@@ -39,6 +41,7 @@ class PublicTrace(StrEnum):
     """Formats, by who published them."""
 
     MOONCAKE = "mooncake"
+    MOONCAKE_SYNTHETIC = "mooncake_synthetic"
     AZURE = "azure"
 
 
@@ -71,7 +74,7 @@ class TraceFileError(ValueError):
 def read(trace: PublicTrace, path: Path) -> list[Line]:
     """All lines, in the order of their times. Raises TraceFileError, OSError."""
     with path.open(encoding="utf-8", newline="") as file:
-        reader = _mooncake(file) if trace is PublicTrace.MOONCAKE else _azure(file)
+        reader = _azure(file) if trace is PublicTrace.AZURE else _mooncake(file)
         found, number = list[Line](), 0
         try:
             for line in reader:

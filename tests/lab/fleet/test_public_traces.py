@@ -49,10 +49,11 @@ def mooncake(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("trace", [PublicTrace.MOONCAKE, PublicTrace.MOONCAKE_SYNTHETIC])
 def test_a_mooncake_prompt_shares_its_beginning_with_those_that_have_the_same_ids(
-    mooncake: Path,
+    mooncake: Path, trace: PublicTrace
 ) -> None:
-    lines = read(PublicTrace.MOONCAKE, mooncake)
+    lines = read(trace, mooncake)
     assert [line.at_s for line in lines] == [0.0, 1.5, 4.0]
     first, second = (session.new_tokens(0) for session in _sessions(lines)[:2])
     assert (len(first), len(second)) == (600, 1024)
