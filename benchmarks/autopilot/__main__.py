@@ -113,7 +113,7 @@ class Bench:
 
     async def _usual(self, capacity: dict[str, float]) -> Slo:
         """What the server as it starts keeps at 0.85 of capacity; measured once."""
-        path = self.work / "promise.json"
+        path = self.work / f"promise-{PLACES}.json"
         if path.exists():
             return msgspec.json.decode(path.read_bytes(), type=Slo)
         requests = requests_of(_SEED, [(0.0, 80.0, HEAVIEST)], capacity)

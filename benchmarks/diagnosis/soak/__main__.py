@@ -10,7 +10,8 @@ class is promised is measured first on each machine, because a server that misse
 healthy: 1.5 times what the slowest hundredth of the requests sees at 0.85 of capacity. The report
 has each segment at once, and the same command goes on with those that are missing, on this machine
 or another; `--most N` runs so many, `--again` runs those anew that do not count, `--fresh` all.
-`--scale 0.02` tries it in short. The exit status is 1 when a figure does not hold.
+`--scale 0.02` tries it in short, with a report in `--work`. The exit status is 1 when a figure does
+not hold.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from lab.drills.servers import DidNotStart
 from lab.drills.spec import EpisodeSpec, Phases
 from service.config.settings import ConfigError
 from telemetry.facts.autopilot_records import AutopilotDecided
-from telemetry.journal.journal_reader import open_journal
+from telemetry.journal.journal_reader import JournalError, open_journal
 from telemetry.numbers.quantiles import quantile
 
 OUT = RECORDS.parent / "soak.json"
@@ -172,13 +173,17 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the lengths, to try it")
     parser.add_argument("--model", help="as for `phasescope serve`")
     parser.add_argument("--work", type=Path, help="where journals and results go, uncommitted")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help="the report (default: below benchmarks/results)")
     parser.add_argument("--again", action="store_true", help="run those anew that do not count")
     parser.add_argument("--fresh", action="store_true", help="run all anew")
     args = parser.parse_args()
     work = args.work or work_folder("soak" if args.scale == 1 else f"soak-{args.scale:g}")
     work.mkdir(parents=True, exist_ok=True)
-    known = {} if args.fresh else {one.seed: one for one in read_report(args.out)}
+    out = args.out or (OUT if args.scale == 1 else work / OUT.name)
+    try:
+        known = {} if args.fresh else {one.seed: one for one in read_report(out)}
+    except (KeyError, msgspec.MsgspecError) as error:
+        parser.error(f"{out} is no report of this version ({error}): give another, or --fresh")
     slo = promise(list(known.values()), work, args.scale, args.model)
     (work / "slo.toml").write_text(slo.as_toml())
     planned = segments(args.segments, 60 * args.minutes * args.scale)
@@ -187,12 +192,12 @@ def main() -> int:
         print(f"{segment.number + 1}/{len(planned)} {segment.pattern} at {segment.load:g}")
         try:
             known[segment.seed] = found = run_segment(segment, work, slo, args.model)
-        except (DidNotStart, OSError) as error:
+        except (DidNotStart, JournalError, OSError) as error:
             failed += 1
             say(f"failed: {error}")
             continue
         say(found.line())
-        write_report(args.out, known.values())
+        write_report(out, known.values())
     held = figures(list(known.values()))
     print("\n".join(figure.line() for figure in held))
     return 0 if not failed and all(figure.holds for figure in held) else 1
