@@ -170,7 +170,7 @@ def _write(path: Path, results: list[Result], *, holds: bool) -> None:
     part.replace(path)
 
 
-def _measure(
+def measured(
     planned: dict[str, Callable[[], Coroutine[Any, Any, Result]]],
     kind: type[Result],
     only: list[str],
@@ -227,11 +227,11 @@ def main() -> int:
         if kind == "drills":
             long_s = args.seconds or DRILL_S
             drills = {one.name: partial(bench.drill, one, long_s) for one in DRILLS}
-            holds = _measure(drills, DrillResult, only, out, _drills_hold, fresh=args.fresh)
+            holds = measured(drills, DrillResult, only, out, _drills_hold, fresh=args.fresh)
         else:
             long_s = args.seconds or WORKLOAD_S
             shifts = {one.name: partial(bench.workload, one, long_s) for one in SHIFTING}
-            holds = _measure(shifts, WorkloadResult, only, out, _workloads_hold, fresh=args.fresh)
+            holds = measured(shifts, WorkloadResult, only, out, _workloads_hold, fresh=args.fresh)
     except (DidNotStart, OSError, msgspec.MsgspecError) as error:
         print(f"benchmarks.autopilot: {error}", file=sys.stderr)
         return 1

@@ -14,9 +14,10 @@ import numpy as np
 
 from benchmarks.autopilot.drills import Stream
 from benchmarks.promised import Slo
-from lab.drills.capacity import USERS, capacity_of
+from lab.drills.capacity import capacity_of
 from lab.drills.client import Clients, Sent
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
+from lab.drills.spec import USERS
 from lab.drills.traffic import PlannedRequest
 from telemetry.facts.clock import MonotonicClock
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from lab.drills.client import Clients
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
-from lab.drills.spec import Capacity
+from lab.drills.spec import USERS, Capacity
 from lab.drills.traffic import TENANTS, Mix, PlannedRequest
 from telemetry.facts.clock import Clock
 
-USERS = 8
 _FILE = "capacity.json"
 _SETTLE_SHARE = 0.25
 

@@ -14,6 +14,9 @@ import msgspec
 
 from service.config.settings import ConfigError
 
+USERS = 8
+"""Clients while capacity is measured, where nothing else is said."""
+
 
 class Phase(StrEnum):
     """The phases of an episode; the fault is compared with the reference."""
@@ -95,7 +98,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     out: Path = Path("drills")
     capacity: Capacity | None = None
     capacity_s: float = 12.0
-    capacity_users: int = 8
+    capacity_users: int = USERS
     clean: bool = False
     flags: tuple[str, ...] = ()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from benchmarks.autopilot.__main__ import measured
 from benchmarks.autopilot.drills import DRILLS, Drill, drill_named
 from benchmarks.autopilot.running import requests_of, slo_file
+from benchmarks.autopilot.scoring import Got, WorkloadResult
 from benchmarks.promised import Slo
 from telemetry.requests.slo_policy import read_policy
 
@@ -35,3 +39,33 @@ def test_what_a_culprit_asks_for_is_promised_nothing(tmp_path: Path) -> None:
 
     assert targets[False] == PROMISE.ttft_ms
     assert targets[True] > 60_000
+
+
+def test_a_report_goes_on_with_what_is_missing_and_is_of_one_machine(tmp_path: Path) -> None:
+    """What it has is not run again, unless that is asked for or it is of another processor."""
+    out, ran = tmp_path / "report.json", list[str]()
+    nothing = Got(requests=0, good=0, good_per_s=0, ttft_p95_ms=None, gap_p99_ms=None)
+
+    async def run(name: str) -> WorkloadResult:
+        ran.append(name)
+        return WorkloadResult(
+            name=name, date="", slo=PROMISE, whole=nothing, decisions=[], harms=[],
+            search_cpu_s=0, searches=0,
+        )  # fmt: skip
+
+    def run_all(*only: str, fresh: bool = False) -> list[str]:
+        ran.clear()
+        planned = {name: partial(run, name) for name in ("first", "second")}
+        measured(planned, WorkloadResult, list(only), out, bool, fresh=fresh)
+        return list(ran)
+
+    assert run_all("second") == ["second"]
+    assert run_all() == ["first"]
+    assert run_all() == []
+    assert run_all("first", fresh=True) == ["first"]
+    report = msgspec.json.decode(out.read_bytes())
+    assert [one["name"] for one in report["results"]] == ["first", "second"]
+    report["machine"]["cpu"] = "another"
+    out.write_bytes(msgspec.json.encode(report))
+    assert run_all("first") == ["first"]
+    assert len(msgspec.json.decode(out.read_bytes())["results"]) == 1
