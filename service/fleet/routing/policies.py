@@ -28,6 +28,9 @@ LATE = 3
 """Engines with a longer wait that are weighed for a request that is late."""
 MARGIN = 0.7
 """Of the target for the first token."""
+CHEAP, CHEAP_SHARED = 1.1, 2.0
+"""A late request goes where its prompt takes at most so many times the least work: to the longest
+wait, where more work would make others late too; where prompts are shared, to the least score."""
 HOLDERS, GROUPS = 5, 4
 LOOKED_THROUGH = 48
 """Least loaded engines that are looked through for those that hold a prefix that many hold."""
@@ -95,7 +98,7 @@ class LeastFinish:
         excluded: Collection[int],
     ) -> Predicted:
         """Where a request that is late everywhere harms least those that are not: where its prompt
-        is least work, and then, if prompts share little, where one waits the longest already. A
+        is least work, or hardly more if prompts share little, and one waits the longest already. A
         prompt that others share makes its engine the place for them, so it goes where it ends
         first. So does one that its own length makes late, unless some engine would have its first
         token in time without a margin: then it goes where that comes first."""
@@ -104,7 +107,7 @@ class LeastFinish:
         most_ns = least_ns + apart_ns
         near = [one for one in weighed if one.before_ns <= most_ns]
         if book.is_sharing:
-            return min(_least_work(near), key=attrgetter("score"))
+            return min(_cheap(near, CHEAP_SHARED), key=attrgetter("score"))
         if least_ns <= MARGIN * target_ns / 2:
             # its own length makes it late: others have room
             soonest = min(weighed, key=attrgetter("ttft_ns"))
@@ -120,7 +123,7 @@ class LeastFinish:
             now_ns,
         )
         near += [one for one in more if one.before_ns <= most_ns]
-        return max(_least_work(near), key=attrgetter("before_ns"))
+        return max(_cheap(near, CHEAP), key=attrgetter("before_ns"))
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
@@ -271,9 +274,9 @@ def _in_time(weighed: list[Predicted], target_ns: int) -> list[Predicted]:
     return [one for one in weighed if one.ttft_ns + one.work_ns - least_ns <= most_ns]
 
 
-def _least_work(weighed: list[Predicted]) -> list[Predicted]:
-    """Those where the prompt takes at most twice as long as where it takes least."""
-    most_ns = 2 * min(one.work_ns for one in weighed)
+def _cheap(weighed: list[Predicted], times: float) -> list[Predicted]:
+    """Those where the prompt takes at most so many times as long as where it takes least."""
+    most_ns = times * min(one.work_ns for one in weighed)
     return [one for one in weighed if one.work_ns <= most_ns]
 
 

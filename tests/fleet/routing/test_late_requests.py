@@ -75,6 +75,15 @@ def test_a_late_request_goes_to_a_holder_of_its_prefix_where_prompts_are_shared(
     assert fleet.send(fleet.request(**shared)) == holder
 
 
+def test_a_late_request_does_not_go_from_who_holds_a_part_of_it_to_a_longer_wait() -> None:
+    """Though prompts share little: what is computed twice makes others late."""
+    fleet, anchors = _busy(2.0, 1.0, 0.9), tuple(range(24))
+    fleet.router._book.prefixes.add(fleet.router._book.by_name["e1"].index, anchors)
+
+    assert fleet.send(fleet.request(**LONG)) == "e0"
+    assert fleet.send(fleet.request(**LONG, anchors=anchors)) == "e1"
+
+
 def test_a_request_without_a_target_goes_where_it_ends_first() -> None:
     assert _busy(0.4, 2.0, 0.41).send() == "e0"
 
