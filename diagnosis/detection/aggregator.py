@@ -25,7 +25,6 @@ from telemetry.facts.engine_records import (
     GrammarCompiled,
     LimitsSet,
     RecordingSet,
-    Row,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -312,19 +311,14 @@ class Aggregator:
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
         recompute = long_tokens = 0
-        zombies: list[Row] = []
-        for row in step.rows:
-            if self.requests.is_disconnected(row.seq_id, step.begin_ns):
-                zombies.append(row)
-                counts.zombie_rows_by_sequence[row.seq_id] += 1
-            if row.is_prefill:
-                recompute += row.recompute_tokens
-                counts.prefill_by_sequence[row.seq_id] += row.tokens
-                if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
-                    long_tokens += row.tokens
-                self._waits.computed(row.seq_id)
-            if row.sampled:
-                self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
+        zombies = self.requests.step(step, counts)
+        counts.zombie_rows_by_sequence.update(row.seq_id for row in zombies)
+        for row in [row for row in step.rows if row.is_prefill]:
+            recompute += row.recompute_tokens
+            counts.prefill_by_sequence[row.seq_id] += row.tokens
+            if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
+                long_tokens += row.tokens
+            self._waits.computed(row.seq_id)
         block_tokens = 16 if self.started is None else self.started.block_tokens
         held = self._holders.step(step, zombies, block_tokens)
         return row_of(

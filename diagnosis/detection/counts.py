@@ -109,11 +109,15 @@ class Counts:
             if more:
                 setattr(self, name, getattr(self, name) + more)
         for name in _COUNTERS:
-            counter = getattr(self, name)
-            for key, more in getattr(other, name).items():
-                counter[key] = counter.get(key, 0) + more
+            counted = getattr(other, name)
+            if counted:
+                counter = getattr(self, name)
+                for key, more in counted.items():
+                    counter[key] = counter.get(key, 0) + more
         for name in _LISTS:
-            getattr(self, name).extend(getattr(other, name))
+            listed = getattr(other, name)
+            if listed:
+                getattr(self, name).extend(listed)
 
     def arrived(self, prompt_tokens: int) -> None:
         """A sequence came to the engine, admitted or refused."""

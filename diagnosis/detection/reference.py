@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -300,14 +300,14 @@ def _configured_budget(steps: Steps, started: EngineStarted | None) -> float:
 
 
 def _spread(values: Sequence[float]) -> float:
-    return pstdev(values) if values else 0.0
+    return float(np.std(values)) if values else 0.0
 
 
 def _several_share(counts: Counts) -> float:
     """Share of requests with more choices than the mean, by Laplace's rule of succession, so that
     it is never 0."""
-    requested = counts.choices_requested
-    several = sum(number > counts.choices for number in requested)
+    requested, mean = counts.choices_requested, counts.choices
+    several = sum(number > mean for number in requested)
     return (several + 1) / (len(requested) + 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diagnosis.detection.counts import Stage
+from diagnosis.thresholds import ABORT_NS
 from telemetry.facts.reasons import WaitReason
 
 
@@ -44,3 +45,7 @@ class RequestState:
     skipped_ns: int = 0
     attached: bool = False
     is_unseen: bool = False
+
+    def has_left(self, at_ns: int) -> bool:
+        """Whether the client had disconnected for longer than an abort takes."""
+        return self.disconnected_ns is not None and at_ns > self.disconnected_ns + ABORT_NS

@@ -24,12 +24,13 @@ from typing import NamedTuple
 from diagnosis.detection.counts import Counts, Stage, add_live
 from diagnosis.detection.late import LateLog
 from diagnosis.detection.request_state import RequestState
-from diagnosis.thresholds import ABORT_NS
 from telemetry.facts.engine_records import (
     GrammarCompiled,
+    Row,
     SequenceAdmitted,
     SequenceQueued,
     SequencesListed,
+    StepRecorded,
 )
 from telemetry.facts.reasons import EndReason, Outcome, WaitReason
 from telemetry.facts.records import (
@@ -46,6 +47,7 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 _KEPT = 4_000  # requests, ended ones too
 _KEPT_OPEN = 16_000  # requests in flight
 _KEPT_SEQUENCES = 8_000
+_FIRST, _DECODE = Stage.FIRST, Stage.DECODE  # of an enum each look-up is a call
 
 
 class AffectedRequest(NamedTuple):
@@ -114,6 +116,7 @@ class Requests:
             request.submitted_ns = fact.at_ns
         request.sequences.add(fact.seq_id)
         request.firsts_ns[fact.seq_id] = None
+        request.tokens[fact.seq_id] = 0
         self._owners[fact.seq_id] = request
         if len(self._owners) > _KEPT_SEQUENCES:
             del self._owners[next(iter(self._owners))]
@@ -185,20 +188,30 @@ class Requests:
         if fact.reason.outcome is Outcome.CANCELLED:
             request.disconnected_ns = fact.at_ns if fact.detected_ns is None else fact.detected_ns
 
-    def sampled(self, seq_id: int, tokens: int, at_ns: int) -> None:
-        """A step sampled tokens for a sequence."""
-        request = self._owners.get(seq_id)
-        if request is None or request.ended:
-            return
-        counts = self._at(at_ns)
-        request.tokens[seq_id] = request.tokens.get(seq_id, 0) + tokens
-        last_ns, request.last_ns = request.last_ns, at_ns
-        if last_ns is not None and at_ns - last_ns > request.gap_target_ns:
-            self.late.gap(request, last_ns, at_ns)
-        if request.stage is Stage.FIRST:
-            tokens -= self._first_token(request, seq_id, at_ns)
-        if request.stage is Stage.DECODE:
-            counts.later_tokens += tokens / request.choices
+    def step(self, step: StepRecorded, counts: Counts) -> list[Row]:
+        """The tokens of a step; `counts` are those of the tick of its commit. Returns the rows of
+        clients that had left. Most rows are of a running answer: little is done for these."""
+        at_ns, states, later_tokens = step.committed_ns, self._owners, 0.0
+        zombies: list[Row] = []
+        for row in step.rows:
+            request = states.get(row.seq_id)
+            if request is None:
+                continue
+            if request.disconnected_ns is not None and request.has_left(step.begin_ns):
+                zombies.append(row)
+            tokens = row.sampled
+            if not tokens or request.ended:
+                continue
+            request.tokens[row.seq_id] += tokens
+            last_ns, request.last_ns = request.last_ns, at_ns
+            if last_ns is not None and at_ns - last_ns > request.gap_target_ns:
+                self.late.gap(request, last_ns, at_ns)
+            if request.stage is _FIRST:
+                tokens -= self._first_token(request, row.seq_id, at_ns)
+            if request.stage is _DECODE:
+                later_tokens += tokens / request.choices
+        counts.later_tokens += later_tokens
+        return zombies
 
     def _first_token(self, request: RequestState, seq_id: int, at_ns: int) -> bool:
         """Whether this is the sequence's first token. Decode begins when all sequences of the
@@ -254,13 +267,6 @@ class Requests:
         """Requests in flight."""
         return len(self._open)
 
-    def is_disconnected(self, seq_id: int, at_ns: int) -> bool:
-        """Whether the client had disconnected for longer than an abort takes."""
-        request = self._owners.get(seq_id)
-        if request is None or request.disconnected_ns is None:
-            return False
-        return at_ns > request.disconnected_ns + ABORT_NS
-
     def is_decoding(self, seq_id: int) -> bool:
         """Whether the sequence has its first token."""
         request = self._owners.get(seq_id)
@@ -299,11 +305,11 @@ class Requests:
         the output tokens so far of their sequences."""
         total = Counts()
         for request in self._open.values():
-            total.open_lengths += [request.tokens.get(one, 0) for one in request.sequences]
+            total.open_lengths += [request.tokens[one] for one in request.sequences]
             spent_ns = end_ns - max(request.entered_ns, begin_ns)
             if spent_ns > 0 and not request.is_unseen:
                 total.live_ns[request.stage] += spent_ns
-                if request.stage is Stage.FIRST:
+                if request.stage is _FIRST:
                     total.first_ns[request.tenant] += spent_ns
         return total
 

@@ -219,15 +219,22 @@ class BookKeeper:
         for seq_id in step.preempted:
             self._skipped(seq_id, WaitReason.PREEMPTED)
         late: Counter[tuple[str, Reading, int]] = Counter()
-        at_ns, sequences = step.committed_ns, self._sequences
-        for row in step.rows:
+        at_ns, now, sequences = step.committed_ns, self.clock.now, self._sequences
+        for row in step.rows:  # of a token in time little more is done than a comparison
             sequence = sequences.get(row.seq_id)
             if sequence is None:
                 continue
-            if sequence.last_ns is None:
+            last_ns = sequence.last_ns
+            if last_ns is None:
                 self._prompt_row(sequence, row, step, before, rows)
             elif row.sampled and not row.wasted:
-                self._token(sequence, row.sampled, at_ns, late)
+                request, gap_ns = sequence.request, at_ns - last_ns
+                request.gaps += row.sampled
+                if gap_ns > request.worst_gap_ns:
+                    request.worst_gap_ns = gap_ns
+                if gap_ns > request.target.itl_ns:
+                    self._late_token(sequence, gap_ns, at_ns, late)
+                sequence.skipped, sequence.last_ns, sequence.last = None, at_ns, now
         self._charge_gaps(late, at_ns)
 
     def _skipped(self, seq_id: int, reason: WaitReason) -> None:
@@ -271,30 +278,23 @@ class BookKeeper:
             request.first_ns, request.is_waiting = at_ns, False
         sequence.last_ns, sequence.last = at_ns, self.clock.now
 
-    def _token(
+    def _late_token(
         self,
         sequence: LiveSequence,
-        tokens: int,
+        gap_ns: int,
         at_ns: int,
         late: Counter[tuple[str, Reading, int]],
     ) -> None:
-        request, last_ns = sequence.request, sequence.last_ns
-        assert last_ns is not None
-        gap_ns = at_ns - last_ns
-        request.gaps += tokens
-        request.worst_gap_ns = max(request.worst_gap_ns, gap_ns)
-        if gap_ns > request.target.itl_ns:
-            request.late += 1
-            name = request.target.name
-            if sequence.skipped is None:  # most have the same two readings: charged together
-                late[name, sequence.last, gap_ns] += 1
-            else:
-                parts = sequence.gap_parts(self.clock, gap_ns)
-                self.books[name].charge(at_ns, parts, gap_ns - request.target.itl_ns)
-            if request.missed is None and request.is_sure_to_be_slow:
-                self.books[name].missed(request, Missed.TOKENS, at_ns)
-        sequence.skipped = None
-        sequence.last_ns, sequence.last = at_ns, self.clock.now
+        request = sequence.request
+        request.late += 1
+        name = request.target.name
+        if sequence.skipped is None:  # most have the same two readings: charged together
+            late[name, sequence.last, gap_ns] += 1
+        else:
+            parts = sequence.gap_parts(self.clock, gap_ns)
+            self.books[name].charge(at_ns, parts, gap_ns - request.target.itl_ns)
+        if request.missed is None and request.is_sure_to_be_slow:
+            self.books[name].missed(request, Missed.TOKENS, at_ns)
 
     def _charge_gaps(self, late: Counter[tuple[str, Reading, int]], at_ns: int) -> None:
         for (name, last, gap_ns), count in late.items():

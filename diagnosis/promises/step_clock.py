@@ -94,7 +94,7 @@ class StepClock:
             mask_ns,
             rest_ns - base_ns,
         )
-        score_row_ns = score_ns / max(1, sum(row.scored for row in step.rows))
+        score_row_ns = score_ns and score_ns / max(1, sum(row.scored for row in step.rows))
         engine = tuple(a + b for a, b in zip(self.now.engine, parts, strict=True))
         self.now = Reading(engine, self._waits(step, in_queue))
         return rows._replace(scale=scale, score_row_ns=score_row_ns)

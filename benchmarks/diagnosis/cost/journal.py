@@ -16,6 +16,7 @@ from telemetry.facts.clock import thread_cpu_ns
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import open_journal
+from telemetry.requests.slo_policy import DEFAULT_POLICY
 
 PIECE_NS = 50_000_000
 
@@ -55,7 +56,7 @@ def timing_of(path: Path) -> FoldTiming:
     steps = [fact for fact in facts if isinstance(fact, StepRecorded)]
     rows, times_ns = [len(step.rows) for step in steps], [fact_ns(step) for step in steps]
     seconds = max(1e-9, (times_ns[-1] - times_ns[0]) / 1e9) if len(times_ns) > 1 else 1e-9
-    diagnoser, total_ns, worst_ns = Diagnoser(), 0, 0
+    diagnoser, total_ns, worst_ns = Diagnoser(policy=DEFAULT_POLICY), 0, 0  # as a server has it
     for piece in pieces(facts):
         begin_ns = thread_cpu_ns()
         diagnoser.on_facts(piece)
