@@ -11,6 +11,8 @@ from typing import Any
 from dashboards.agents.reader import DebugReader, ErrorKind, ToolFailed
 from dashboards.report.requests import RequestLine, RequestLines
 from dashboards.report.verdicts import VerdictWatch
+from diagnosis.routed.symptoms import FleetFault
+from diagnosis.symptoms import Finding
 from diagnosis.verdicts.classifier import Diagnoser
 from telemetry.facts.clock import Clock, WallAnchor, utc_text
 from telemetry.facts.reasons import EndReason
@@ -64,17 +66,7 @@ class RecordView:
         return [
             {
                 "verdict": one.worst.verdict,
-                "findings": [
-                    {
-                        "symptom": finding.symptom.value,
-                        "claim": finding.claim,
-                        "confidence": finding.confidence,
-                        "harm_ms": finding.harm_ms,
-                        "culprits": finding.culprits,
-                        "runbook": finding.runbook,
-                    }
-                    for finding in one.worst.findings
-                ],
+                "findings": [_found(cause) for cause in one.worst.causes],
                 "why": one.worst.why,
                 "began": self._clock(one.onset_ns),
                 "found": self._clock(one.found_ns),
@@ -147,3 +139,15 @@ class RecordCache:
                 raise
             except (JournalError, OSError) as error:
                 raise ToolFailed(ErrorKind.UNREACHABLE, f"the journal: {error}") from error
+
+
+def _found(one: Finding | FleetFault) -> dict[str, Any]:
+    """A cause; of a fleet's no confidence is stated."""
+    return {
+        "symptom": one.symptom.value,
+        "claim": one.claim,
+        "confidence": one.confidence if isinstance(one, Finding) else None,
+        "harm_ms": one.harm_ms,
+        "culprits": one.culprits,
+        "runbook": one.runbook,
+    }

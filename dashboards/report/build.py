@@ -127,11 +127,11 @@ def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
     worst = Diagnosis((), 0, 0, True) if spread is None else spread.worst
     begin_ns, end_ns = _bounds(spread, first_ns, last_ns)
     times = _Times(begin_ns, journal.header.anchors[-1])
-    lines, findings = fold.lines.lines, worst.findings
+    lines, causes = fold.lines.lines, worst.causes
     drawn = (max(first_ns, begin_ns - BEFORE_NS), min(last_ns, end_ns + AFTER_NS))
     load, step_s = fold.load.points(lines.values(), *drawn, begin_ns)
     moments, cut = _moments(fold, times, drawn)
-    shown = chosen(findings, lines, begin_ns, end_ns)
+    shown = chosen(causes, lines, begin_ns, end_ns)
     return Incident(
         verdict=worst.verdict,
         why=worst.why,
@@ -142,7 +142,7 @@ def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
         end_ns=end_ns,
         first_ns=first_ns,
         last_ns=last_ns,
-        findings=findings,
+        causes=causes,
         incidents_before=max(0, len(fold.watch.incidents) - 1),
         moments=moments,
         moments_cut=cut,
@@ -151,7 +151,7 @@ def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
         load_step_s=step_s,
         classes=groups(lines.values(), lambda line: line.slo_class, begin_ns, end_ns, fold.policy),
         tenants=groups(lines.values(), lambda line: line.tenant, begin_ns, end_ns),
-        culprits=culprits_of(findings, lines, fold.ledgers.harm.report(64), begin_ns, end_ns),
+        culprits=culprits_of(worst.findings, lines, fold.ledgers.harm.report(64), begin_ns, end_ns),
         exemplars=tuple(
             exemplar(lines[name], why, fold.timelines.get(name, fold.phases, last_ns), begin_ns)
             for name, why in shown.items()

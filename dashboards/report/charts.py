@@ -81,7 +81,7 @@ def picture(incident: Incident) -> Picture | None:
     panels = _panels(points, step_s, x)
     bottom = _FIRST_TOP + _PANEL_STEP * (len(panels) - 1) + _PANEL_HEIGHT
     incident_end_s = incident.duration_s
-    band = (x(0.0), x(incident_end_s)) if incident.findings or incident.why else (x(0.0), x(0.0))
+    band = (x(0.0), x(incident_end_s)) if incident.causes or incident.why else (x(0.0), x(0.0))
     return Picture(
         width=WIDTH,
         height=bottom + _AXIS_HEIGHT,

@@ -9,6 +9,7 @@ import msgspec
 from dashboards.explain import Explained
 from dashboards.report.incident import Bar, Exemplar, LateToken, LedgerLine
 from dashboards.report.requests import RequestLine
+from diagnosis.routed.symptoms import FleetFault
 from diagnosis.symptoms import Finding
 from telemetry.facts.reasons import Phase
 from telemetry.requests.account import Stall
@@ -31,14 +32,17 @@ _MISSED: dict[Verdict, str] = {
 
 
 def chosen(
-    findings: Sequence[Finding], lines: Mapping[str, RequestLine], begin_ns: int, end_ns: int
+    causes: Sequence[Finding | FleetFault],
+    lines: Mapping[str, RequestLine],
+    begin_ns: int,
+    end_ns: int,
 ) -> dict[str, str]:
     """The ids of the requests to show, with the reason: victims of the first cause, in its order,
     then those that missed their SLO, then the slowest; those with the longest delay first."""
     during = [
         line for line in lines.values() if line.accepted_ns < end_ns and line.ended_ns > begin_ns
     ]
-    victims = [name for finding in findings[:1] for name in finding.victims if name in lines]
+    victims = [name for cause in causes[:1] for name in cause.victims if name in lines]
     found: dict[str, str] = {}
     _add(found, victims, lambda name: _NAMED_VICTIM)
     worst = sorted(during, key=_lateness_ns, reverse=True)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from diagnosis.routed.symptoms import FleetFault
 from diagnosis.symptoms import Abstention, Finding
 from telemetry.facts.limits import LimitValue
 from telemetry.stats.coverage import Coverage
@@ -210,10 +211,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """All of a report but the replays.
 
-    `findings` are those of the worst moment of the incident, the first cause first; `top` is None
-    where nothing is wrong. `duration_s` is its length up to `ends_s`, which is None while it goes
-    on. `begin_ns` and `end_ns` are its monotonic stamps. `abstained` are symptoms that cannot be
-    judged of an attached engine, `coverage` is how much of requests' time was observed.
+    `causes` are those of the worst moment of the incident, of the server and of its fleet, the
+    first one first; `top` is None where nothing is wrong. `duration_s` is its length up to
+    `ends_s`, which is None while it goes on. `begin_ns` and `end_ns` are its monotonic stamps.
+    `abstained` are symptoms that cannot be judged of an attached engine, `coverage` is how much of
+    requests' time was observed.
     """
 
     verdict: str
@@ -225,7 +227,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
     last_ns: int
     first_ns: int
-    findings: tuple[Finding, ...]
+    causes: tuple[Finding | FleetFault, ...]
     incidents_before: int
     moments: tuple[Moment, ...]
     moments_cut: int
@@ -243,8 +245,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage = Coverage()
 
     @property
-    def top(self) -> Finding | None:
-        return self.findings[0] if self.findings else None
+    def top(self) -> Finding | FleetFault | None:
+        return self.causes[0] if self.causes else None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the server itself."""
+        return tuple(one for one in self.causes if isinstance(one, Finding))
 
     @property
     def hit(self) -> int:

@@ -115,7 +115,7 @@ def of_verdicts(said: Sequence[Said]) -> list[Happened]:
     verdict, known = "", set[str]()
     for one in said:
         diagnosis = one.diagnosis
-        names = [finding.symptom.value for finding in diagnosis.findings]
+        names = [one.symptom.value for one in diagnosis.causes]
         new = [name for name in names if name not in known]
         if diagnosis.verdict == HEALTHY:
             if verdict != HEALTHY:

@@ -17,6 +17,8 @@ from dashboards.report.incident import Help, Incident
 from dashboards.report.moments import shown
 from dashboards.report.runbook import Sections, runbook
 from diagnosis.evidence import Counted, Late, Measurement, Promised
+from diagnosis.routed.evidence import Routed, Transferred
+from diagnosis.routed.symptoms import FleetSymptom
 from diagnosis.symptoms import Evidence, Symptom
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -66,7 +68,7 @@ def commands(source: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def title_of(symptom: Symptom) -> str:
+def title_of(symptom: Symptom | FleetSymptom) -> str:
     """A symptom as a heading."""
     words = symptom.value.split("_")
     found = [word.upper() if word in _ACRONYMS else word for word in words]
@@ -75,7 +77,7 @@ def title_of(symptom: Symptom) -> str:
 
 def meaning_of(evidence: Evidence) -> str:
     """What a quantity of a finding is; empty for one of an older version."""
-    for kind in (Measurement, Counted, Late, Promised):
+    for kind in (Measurement, Counted, Late, Promised, Routed, Transferred):
         try:
             return kind.named(evidence.name).meaning
         except KeyError:

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
+from diagnosis.routed.symptoms import FleetSymptom
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.runbook import runbook_path
 
@@ -51,7 +52,7 @@ class Block(msgspec.Struct, frozen=True):
 Sections = dict[str, tuple[Block, ...]]
 
 
-def runbook(symptom: Symptom, names: Mapping[str, str]) -> Sections:
+def runbook(symptom: Symptom | FleetSymptom, names: Mapping[str, str]) -> Sections:
     """The page's sections by heading. `names` replace words in capitals, such as URL or CULPRIT, in
     code; a name that a shell would not take as one word is left as it is. Empty without a page."""
     try:

@@ -79,18 +79,18 @@ def onset_of(said: Diagnosis) -> int | None:
     """Since when it lasts: a broken promise has an onset of its own."""
     if said.onset_ns is not None:
         return said.onset_ns
-    return min((f.onset_ns for f in said.findings if f.onset_ns is not None), default=None)
+    return min((one.onset_ns for one in said.causes if one.onset_ns is not None), default=None)
 
 
 def _weight(said: Diagnosis) -> tuple[bool, float]:
     """Whether there is a cause, and requests' time that was lost to it. A broken promise is none:
     it says what a cause costs."""
-    if not said.findings:
+    if not said.causes:
         return False, -1.0
-    top = said.findings[0]
+    top = said.causes[0]
     return top.symptom is not Symptom.SLO_MISSED, top.harm_ms
 
 
 def _named(said: Diagnosis) -> tuple[str, ...]:
     """Whatever comes first: an order that changes is no new verdict."""
-    return (said.verdict, *sorted(finding.symptom.value for finding in said.findings))
+    return (said.verdict, *sorted(one.symptom.value for one in said.causes))

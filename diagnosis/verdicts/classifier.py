@@ -19,8 +19,8 @@ from diagnosis.detection.reference import Reference
 from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
 from diagnosis.routed.diagnoser import RoutedDiagnoser
-from diagnosis.routed.symptoms import RoutedVerdict
-from diagnosis.symptoms import Abstention, Finding
+from diagnosis.routed.symptoms import FleetFault, RoutedVerdict
+from diagnosis.symptoms import Abstention, Finding, Symptom
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.abstentions import abstentions, unseen, with_doubts
 from diagnosis.verdicts.chains import FirstLinks
@@ -60,6 +60,16 @@ class Diagnosis(msgspec.Struct, frozen=True):
     abstained: tuple[Abstention, ...] = ()
     engine: str = OWN_ENGINE
     fleet: RoutedVerdict | None = None
+
+    @property
+    def causes(self) -> tuple[Finding | FleetFault, ...]:
+        """All that is found, in the order in which to look at it: causes, those of the fleet, and
+        last a missed promise, which says what they cost."""
+        faults = self.fleet.faults if self.fleet else ()
+        found, missed = list[Finding](), list[Finding]()
+        for one in self.findings:
+            (missed if one.symptom is Symptom.SLO_MISSED else found).append(one)
+        return (*found, *faults, *missed)
 
 
 class Diagnoser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diagnosis.routed.symptoms import FleetSymptom, runbook_of
 from diagnosis.symptoms import Symptom
 
 HEADINGS = (
@@ -24,8 +25,9 @@ def runbook_name(symptom: Symptom) -> str:
     return f"runbooks/{symptom.value}.md"
 
 
-def runbook_path(symptom: Symptom) -> Path:
+def runbook_path(symptom: Symptom | FleetSymptom) -> Path:
     """The file on this machine: beside the package in a checkout, inside it in a wheel."""
+    name = runbook_of(symptom) if isinstance(symptom, FleetSymptom) else runbook_name(symptom)
     here = Path(__file__).parents[1]
-    installed = here / runbook_name(symptom)
-    return installed if installed.exists() else here.parent / runbook_name(symptom)
+    installed = here / name
+    return installed if installed.exists() else here.parent / name

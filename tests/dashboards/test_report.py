@@ -295,7 +295,7 @@ def test_no_remedy_is_promised_where_the_cause_lies_outside_of_the_scheduler(
     """A replay of a hung engine finds that time is missing, and that is no remedy."""
     assert incident.top is not None
     hung = msgspec.structs.replace(incident.top, symptom=Symptom.ENGINE_HUNG)
-    stopped = msgspec.structs.replace(incident, findings=(hung,))
+    stopped = msgspec.structs.replace(incident, causes=(hung,))
     told = Gain(action="Without residual: look for neighbours", promise="ttft_p95 99 % less")
     helped = Help(gains=(told,), why_not=beyond_replay(stopped))
     text = report_page(stopped, helped, ABOUT)

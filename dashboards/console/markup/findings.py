@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from dashboards.console.markup.html import badge, href, join, link, request_href, table, tag
+from dashboards.console.markup import fleet_faults
+from dashboards.console.markup.evidence import looks_alike, measured
+from dashboards.console.markup.html import badge, href, join, link, request_href, tag
 from dashboards.console.markup.words import Clock, percent, plain
 from dashboards.console.model.requests import RequestIndex
 from dashboards.console.model.whatif import RootAnswer
-from diagnosis.evidence import Counted, Late, Measurement, Promised
+from diagnosis.routed.symptoms import FleetFault
 from diagnosis.symptoms import Finding, MissedPromise
 from diagnosis.verdicts.classifier import Diagnosis
 
 _NAMED = 6
-_MEANINGS = {
-    one.value: one.meaning for kind in (Measurement, Counted, Late, Promised) for one in kind
-}
 
 Who = Callable[[str], Markup]
 
@@ -41,13 +40,15 @@ def verdict(diagnosis: Diagnosis, who: Who, root: RootAnswer | None = None) -> M
             "div", tag("strong", "Healthy"), " Nothing delays requests beyond what is usual.",
             class_="verdict good", role="status",
         )  # fmt: skip
-    first = diagnosis.findings[0] if diagnosis.findings else None
+    first = diagnosis.causes[0] if diagnosis.causes else None
     if diagnosis.verdict == "indeterminate" or first is None:
         return tag(
             "div", tag("strong", "Cannot tell"), " ", diagnosis.why, class_="verdict warn",
             role="status",
         )  # fmt: skip
-    more = len(diagnosis.findings) - 1
+    more = len(diagnosis.causes) - 1
+    if isinstance(first, FleetFault):
+        return fleet_faults.verdict_of(first, more)
     return tag(
         "div",
         tag("strong", plain(first.symptom.value)),
@@ -64,7 +65,8 @@ def verdict(diagnosis: Diagnosis, who: Who, root: RootAnswer | None = None) -> M
 def findings(
     diagnosis: Diagnosis, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
 ) -> Markup:
-    """All findings, the one with most harm first; its evidence is open. Then what is not judged."""
+    """All findings, the one with most harm first; its evidence is open. Then what is not judged,
+    and after it the same of the fleet, where the server is its gateway."""
     shown = [
         finding(one, root, who, clock, heading, is_open=place == 0)
         for place, one in enumerate(diagnosis.findings)
@@ -72,6 +74,9 @@ def findings(
     if diagnosis.abstained:
         told = "; ".join(one.text for one in diagnosis.abstained)
         shown.append(tag("p", f"Not judged on {diagnosis.engine}: {told}.", class_="quiet"))
+    if diagnosis.fleet:
+        is_first = isinstance(next(iter(diagnosis.causes), None), FleetFault)
+        shown += fleet_faults.of_fleet(diagnosis.fleet, who, clock, heading, is_open=is_first)
     return join(shown)
 
 
@@ -105,8 +110,8 @@ def finding(
         tag("p", "Limits that bear on it: ", ", ".join(limit.text for limit in one.limits))
         if one.limits
         else None,
-        _evidence(one, is_open),
-        _excluded(one),
+        measured(one.symptom.value, one.evidence, is_open),
+        looks_alike(one.excluded),
         tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,
         class_="finding",
     )
@@ -144,23 +149,3 @@ def _promise(one: MissedPromise) -> Markup:
         f"Class {one.slo_class} ({plain(one.form.value).lower()}): {one.missed} of {one.requests} "
         f"requests missed their SLO in 30 s, burn {one.burn:.1f}.{binds}",
     )
-
-
-def _evidence(one: Finding, is_open: bool) -> Markup | None:
-    if not one.evidence:
-        return None
-    rows = [(item.name, item.text, _MEANINGS.get(item.name, "")) for item in one.evidence]
-    shown = table(f"Evidence of {one.symptom.value}", ("measured", "value", "what it is"), rows,
-                  numbers={1}, wide={2})  # fmt: skip
-    return tag(
-        "details", tag("summary", f"Evidence: {len(rows)} measurements"), shown, open=is_open
-    )
-
-
-def _excluded(one: Finding) -> Markup | None:
-    if not one.excluded:
-        return None
-    rows = [tag("li", tag("b", plain(item.symptom.value)), ": ", item.reason)
-            for item in one.excluded]  # fmt: skip
-    return tag("details", tag("summary", f"Looks alike, and is not it: {len(rows)}"),
-               tag("ul", rows))  # fmt: skip

@@ -17,6 +17,7 @@ from dashboards.console.markup.words import NOTHING, Clock, count, plain, span
 from dashboards.console.model.incidents import Incident
 from dashboards.console.model.moments import History, Moment
 from dashboards.console.model.whatif import RootAnswer
+from diagnosis.routed.symptoms import FleetFault
 
 _SECOND_NS = 1_000_000_000
 _CLAIM_CHARACTERS = 140
@@ -83,7 +84,7 @@ def listing(incidents: Sequence[Incident], clock: Clock, who: Who, newest_ns: in
             span(one.until_ns(newest_ns) - one.begin_ns),
             "holds" if one.end_ns is None else "over",
             f"{one.finding.harm_ms:,.0f} ms",
-            who(one.finding.culprits[0]) if one.finding.culprits else NOTHING,
+            _first_culprit(one, who),
             shorten(one.finding.claim, _CLAIM_CHARACTERS, placeholder=" ..."),
         )
         for one in reversed(incidents)
@@ -91,6 +92,14 @@ def listing(incidents: Sequence[Incident], clock: Clock, who: Who, newest_ns: in
     heads = ("incident", "began (UTC)", "for", "state", "time lost", "first culprit", "what it was")
     shown = table("Incidents, newest first", heads, rows, numbers={1, 2, 4}, wide={3, 6})
     return tag("div", shown, class_="card")
+
+
+def _first_culprit(one: Incident, who: Who) -> Markup | str:
+    """Of a fleet it is an engine or a prefix, which have no page."""
+    if not one.finding.culprits:
+        return NOTHING
+    name = one.finding.culprits[0]
+    return name if isinstance(one.finding, FleetFault) else who(name)
 
 
 def state(moment: Moment, root: RootAnswer | None, who: Who, clock: Clock) -> Markup:
@@ -103,7 +112,7 @@ def state(moment: Moment, root: RootAnswer | None, who: Who, clock: Clock) -> Ma
         findings_markup.verdict(moment.diagnosis, who),
         gauges(moment),
         tag("section", tag("h2", "Findings then"), found, newest, class_="findings")
-        if moment.diagnosis.findings
+        if moment.diagnosis.causes
         else None,
         card("Batch then", legend(),
              batch_markup.grid(snapshot.grid, snapshot.grid_step_ids)),
@@ -114,6 +123,6 @@ def when(moment: Moment, clock: Clock) -> str:
     """The chosen time in words; read out with the slider."""
     ago_s = max(0, clock.now_ns - moment.at_ns) // _SECOND_NS
     verdict = moment.diagnosis.verdict
-    names = ", ".join(plain(one.symptom.value).lower() for one in moment.diagnosis.findings)
+    names = ", ".join(plain(one.symptom.value).lower() for one in moment.diagnosis.causes)
     said = f"{verdict}: {names}" if names else verdict
     return f"{clock.utc(moment.at_ns)} UTC, {span(ago_s * _SECOND_NS)} ago, {said}"

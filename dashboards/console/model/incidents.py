@@ -8,18 +8,19 @@ import msgspec
 
 from dashboards.console.model.moments import Moment
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
+from diagnosis.routed.symptoms import FleetFault, FleetSymptom
 from diagnosis.symptoms import Finding, Symptom
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One symptom from its onset until it was last found; `finding` is the one with most harm.
-    `end_ns` is None while it holds."""
+    """One symptom, of the server or of its fleet, from its onset until it was last found; `finding`
+    is the one with most harm. `end_ns` is None while it holds."""
 
-    symptom: Symptom
+    symptom: Symptom | FleetSymptom
     begin_ns: int
     found_ns: int
     last_ns: int
-    finding: Finding
+    finding: Finding | FleetFault
     end_ns: int | None = None
 
     def until_ns(self, now_ns: int) -> int:
@@ -30,11 +31,11 @@ def incidents_of(moments: Iterable[Moment]) -> list[Incident]:
     """Oldest first. A symptom that comes back within INCIDENT_NS goes on with its incident, as it
     does for the server itself."""
     done: list[Incident] = []
-    held: dict[Symptom, Incident] = {}
+    held: dict[Symptom | FleetSymptom, Incident] = {}
     newest_ns: int | None = None
     for moment in moments:
         newest_ns = moment.at_ns
-        for finding in moment.diagnosis.findings:
+        for finding in moment.diagnosis.causes:
             old = held.get(finding.symptom)
             if old is None or moment.at_ns - old.last_ns > INCIDENT_NS:
                 done += [] if old is None else [_ended(old)]
@@ -45,7 +46,7 @@ def incidents_of(moments: Iterable[Moment]) -> list[Incident]:
     return sorted(done, key=lambda one: (one.begin_ns, one.symptom))
 
 
-def _begun(finding: Finding, at_ns: int, before: Incident | None) -> Incident:
+def _begun(finding: Finding | FleetFault, at_ns: int, before: Incident | None) -> Incident:
     """Not earlier than the end of the same symptom's last incident."""
     onset_ns = at_ns if finding.onset_ns is None else min(finding.onset_ns, at_ns)
     return Incident(
@@ -57,7 +58,7 @@ def _begun(finding: Finding, at_ns: int, before: Incident | None) -> Incident:
     )
 
 
-def _grown(old: Incident, finding: Finding, at_ns: int) -> Incident:
+def _grown(old: Incident, finding: Finding | FleetFault, at_ns: int) -> Incident:
     """The finding with more harm is kept, and the culprits of the one before where it has none."""
     worst = finding if finding.harm_ms >= old.finding.harm_ms else old.finding
     if not worst.culprits:
