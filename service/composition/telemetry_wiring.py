@@ -28,6 +28,7 @@ from service.config.settings import ObserverConfig, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import ObservedEngine
+from service.process.linear_algebra import limit_linear_algebra
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
@@ -101,6 +102,7 @@ def build_telemetry(
     """Connect lanes, folds and listeners. To be called on the event loop. An engine that is not
     steered is not replayed either: its scheduler is not ours; `why_not_steered` says so. Raises
     ConfigError."""
+    limit_linear_algebra()
     engine, policy = observed.engine, policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: engine.lost_facts + observed.more_lost())

@@ -1,4 +1,5 @@
-"""An ended request is freed at once: it leaves no reference cycle for the garbage collector."""
+"""What a gateway costs beside its engine: an ended request is freed at once, without reference
+cycles for the garbage collector, and numpy uses one thread."""
 
 from __future__ import annotations
 
@@ -57,22 +58,40 @@ def use(server: Server) -> None:
         end_early(server, is_deleted=False)
 
 
-def test_no_object_of_the_gateway_waits_for_the_garbage_collector(tmp_path: Path) -> None:
-    """Streams, whole answers, refused and cancelled requests are all freed by reference counts."""
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], list[int]]:
+    """After requests of all kinds: the objects that the gateway left to the garbage collector, by
+    name, and the threads of its libraries of linear algebra."""
+    folder = tmp_path_factory.mktemp("garbage")
     path = os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
-    env = {"PHASESCOPE_GARBAGE": str(tmp_path), "PYTHONPATH": path}
+    env = {"PHASESCOPE_GARBAGE": str(folder), "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "2"}
     with Server("--model", "dummy:tiny", env=env) as server:
         pid = server.process.pid
         use(server)  # what is created once
         eventually(server.is_empty, "an empty engine")
         os.kill(pid, BEGIN)
-        eventually((tmp_path / f"{pid}.begun").exists, "a first collection")
+        eventually((folder / f"{pid}.begun").exists, "a first collection")
 
         use(server)
         eventually(server.is_empty, "an empty engine")
         os.kill(pid, REPORT)
-        report = tmp_path / f"{pid}.json"
+        report = folder / f"{pid}.json"
         eventually(report.exists, "the report of the garbage")
+    threads = (folder / f"{pid}.threads").read_text()
+    return json.loads(report.read_text()), json.loads(threads)
 
-    counts: dict[str, int] = json.loads(report.read_text())
+
+def test_no_object_of_the_gateway_waits_for_the_garbage_collector(
+    reported: tuple[dict[str, int], list[int]],
+) -> None:
+    """Streams, whole answers, refused and cancelled requests are all freed by reference counts."""
+    counts, _ = reported
     assert {name: n for name, n in counts.items() if name.startswith("service.gateway")} == {}
+
+
+def test_the_gateway_keeps_no_core_busy_with_linear_algebra(
+    reported: tuple[dict[str, int], list[int]],
+) -> None:
+    """Its fits are small, and threads that wait for each other would take the engine's cores."""
+    _, threads = reported
+    assert set(threads) == {1}

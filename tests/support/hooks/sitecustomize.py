@@ -1,11 +1,13 @@
-"""Shows what reference cycles a server leaves, loaded from outside the product.
+"""Shows what reference cycles a server leaves, and how many threads its linear algebra uses; loaded
+from outside the product.
 
 Python imports this in every process that has this folder on PYTHONPATH. Where
 `PHASESCOPE_GARBAGE` names a folder, the main thread collects on `BEGIN`, and from then on the
 collector keeps whatever cyclic garbage it finds. On `REPORT` it collects once more and writes how
-many objects of each class, and functions of each module, were kept to `<pid>.json`. With
-`PHASESCOPE_SAME_PRIORITY` no process makes way for others: beside other tests a child of the
-lowest priority gets no core for half a minute.
+many objects of each class, and functions of each module, were kept to `<pid>.json`, and the
+threads of each library of linear algebra to `<pid>.threads`. With `PHASESCOPE_SAME_PRIORITY` no
+process makes way for others: beside other tests a child of the lowest priority gets no core for
+half a minute.
 """
 
 from __future__ import annotations
@@ -36,6 +38,12 @@ def _write(name: str, text: str) -> None:
     path.with_suffix(".part").replace(path)
 
 
+def _linear_algebra_threads() -> list[int]:
+    from threadpoolctl import threadpool_info
+
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+
 def _begin(number: int, frame: FrameType | None) -> None:
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -47,6 +55,7 @@ def _report(number: int, frame: FrameType | None) -> None:
     gc.set_debug(0)
     counts = Counter(map(_name, gc.garbage))
     gc.garbage.clear()
+    _write(f"{os.getpid()}.threads", json.dumps(_linear_algebra_threads()))
     _write(f"{os.getpid()}.json", json.dumps(counts))
 
 
