@@ -303,14 +303,18 @@ class Requests:
     def open_counts(self, begin_ns: int, end_ns: int) -> Counts:
         """The time within [begin, end) of requests in flight, in the stage that they are in, and
         the output tokens so far of their sequences."""
-        total = Counts()
+        total, live_ns = Counts(), [0] * len(Stage)
+        lengths, first_ns = total.open_lengths, total.first_ns
         for request in self._open.values():
-            total.open_lengths += [request.tokens[one] for one in request.sequences]
+            tokens = request.tokens
+            for seq_id in request.sequences:
+                lengths.append(tokens[seq_id])
             spent_ns = end_ns - max(request.entered_ns, begin_ns)
             if spent_ns > 0 and not request.is_unseen:
-                total.live_ns[request.stage] += spent_ns
+                live_ns[request.stage] += spent_ns
                 if request.stage is _FIRST:
-                    total.first_ns[request.tenant] += spent_ns
+                    first_ns[request.tenant] += spent_ns
+        total.live_ns.update({stage: ns for stage in Stage if (ns := live_ns[stage])})
         return total
 
     def _enter(self, request: RequestState, stage: Stage, at_ns: int) -> None:
