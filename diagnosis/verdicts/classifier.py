@@ -13,7 +13,6 @@ import msgspec
 from diagnosis.attribution.blame import Blame
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS
-from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
 from diagnosis.promises.form import Recent
@@ -27,6 +26,7 @@ from diagnosis.verdicts.chains import FirstLinks
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.engine_limits import with_engine_limits
+from diagnosis.verdicts.history import FindingLog
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import OWN_ENGINE, RecordingSet

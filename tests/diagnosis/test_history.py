@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from diagnosis.detection.history import FindingLog
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
 from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.history import FindingLog
 
 SECOND = 1_000_000_000
 
