@@ -167,7 +167,8 @@ class Diagnoser:
         if not degraded:
             found += self._missed_promises(end_ns)
         self._diagnosis = self._verdict(end_ns, found, degraded)
-        self.log.update(end_ns, found)
+        of_fleet = self._routed.verdict
+        self.log.update(end_ns, [*found, *(of_fleet.faults if of_fleet else ())])
 
     def _missed_promises(self, end_ns: int) -> list[Finding]:
         """After every cause: they say what it costs, and not why."""

@@ -1,6 +1,7 @@
 """Findings with the time in which they held, as events for the spans of requests in that time.
 
 A symptom that goes and comes back within INCIDENT_NS is one incident, and one entry of the log.
+Faults of a fleet are findings too; their events name the culprits, which are engines.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
-from diagnosis.symptoms import Finding, Symptom
+from diagnosis.routed.symptoms import FleetFault
+from diagnosis.symptoms import Finding
 from telemetry.facts.base import SpanEvent
 
 EVENT = "phasescope.finding"
@@ -22,7 +24,7 @@ class _Interval:
     """One incident, from the tick that found it to the last one that did; `finding` is the last of
     it, `onset_ns` that of the first, and `end_ns` is None while it holds."""
 
-    finding: Finding
+    finding: Finding | FleetFault
     found_ns: int
     onset_ns: int | None = None
     end_ns: int | None = None
@@ -36,13 +38,13 @@ class FindingLog:
     """Written by the fold, read by the exporter's thread."""
 
     def __init__(self) -> None:
-        self._open: dict[Symptom, _Interval] = {}
-        self._last: dict[Symptom, _Interval] = {}
+        self._open: dict[str, _Interval] = {}
+        self._last: dict[str, _Interval] = {}
         self._intervals: deque[_Interval] = deque(maxlen=_KEPT)
 
-    def update(self, at_ns: int, findings: Sequence[Finding]) -> None:
+    def update(self, at_ns: int, findings: Sequence[Finding | FleetFault]) -> None:
         """All findings that hold at `at_ns`."""
-        now = {finding.symptom: finding for finding in findings}
+        now = {finding.symptom.value: finding for finding in findings}
         for symptom in [symptom for symptom in self._open if symptom not in now]:
             self._open.pop(symptom).end_ns = at_ns
         for symptom, finding in now.items():
@@ -53,7 +55,7 @@ class FindingLog:
             self._open[symptom] = self._last[symptom] = interval
             interval.finding = finding
 
-    def _again(self, symptom: Symptom, at_ns: int) -> _Interval | None:
+    def _again(self, symptom: str, at_ns: int) -> _Interval | None:
         """The incident that this symptom goes on with, if it was not away for long."""
         last = self._last.get(symptom)
         if last is None or last.end_ns is None or at_ns - last.end_ns > INCIDENT_NS:
@@ -74,10 +76,13 @@ class FindingLog:
 
 def _attributes(interval: _Interval) -> dict[str, str | float]:
     finding = interval.finding
-    chain = {"phasescope.finding.chain": finding.chain_text} if finding.chain else {}
-    return chain | {
+    found: dict[str, str | float] = {
         "phasescope.finding.symptom": finding.symptom.value,
-        "phasescope.finding.confidence": finding.confidence,
         "phasescope.finding.harm_ms": finding.harm_ms,
         "phasescope.finding.runbook": finding.runbook,
     }
+    if isinstance(finding, FleetFault):
+        return found | {"phasescope.finding.culprits": ", ".join(finding.culprits)}
+    if finding.chain:
+        found["phasescope.finding.chain"] = finding.chain_text
+    return found | {"phasescope.finding.confidence": finding.confidence}

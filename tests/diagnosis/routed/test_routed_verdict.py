@@ -63,6 +63,21 @@ def test_a_slow_engine_is_named_by_the_gateways_diagnosis() -> None:
     assert "replica_slow" in str(findings(said, 100).renderable)
 
 
+def test_spans_of_those_who_lived_through_it_have_the_fault_with_the_engine() -> None:
+    one = slow()
+    assert one.onset_ns is not None
+    assert one.over_ns is not None
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(one.facts)
+
+    (event,) = diagnoser.log.between(one.onset_ns, one.over_ns)
+
+    assert event.attributes["phasescope.finding.symptom"] == "replica_slow"
+    assert event.attributes["phasescope.finding.culprits"] in one.culprits
+    assert one.onset_ns <= event.at_ns < one.over_ns
+    assert diagnoser.log.between(0, one.onset_ns) == []
+
+
 def test_before_it_was_slow_nothing_is_said() -> None:
     one = slow()
     assert one.onset_ns is not None
