@@ -115,7 +115,7 @@ def of_verdicts(said: Sequence[Said]) -> list[Happened]:
     verdict, known = "", set[str]()
     for one in said:
         diagnosis = one.diagnosis
-        names = [one.symptom.value for one in diagnosis.causes]
+        names = [cause.symptom.value for cause in diagnosis.causes]
         new = [name for name in names if name not in known]
         if diagnosis.verdict == HEALTHY:
             if verdict != HEALTHY:
