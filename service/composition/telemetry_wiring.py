@@ -102,7 +102,6 @@ def build_telemetry(
     """Connect lanes, folds and listeners. To be called on the event loop. An engine that is not
     steered is not replayed either: its scheduler is not ours; `why_not_steered` says so. Raises
     ConfigError."""
-    limit_linear_algebra()
     engine, policy = observed.engine, policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: engine.lost_facts + observed.more_lost())
@@ -276,7 +275,8 @@ def _connect(
     events: tuple[LimitEvents, AutopilotEvents],
     steered: Steered | None,
 ) -> None:
-    """Add lanes and folds to the pump."""
+    """Add lanes and folds to the pump. Some folds fit models."""
+    limit_linear_algebra()
     pump = telemetry.pump
     for lane in lanes:
         pump.add_lane(lane)
