@@ -150,12 +150,15 @@ class LateLog:
 
     def fit(self, begin_ns: int, end_ns: int, steps: Steps) -> Tails:
         """The tails of a stretch with these steps."""
-        firsts = [one for one in self._firsts if begin_ns <= one.at_ns < end_ns]
+        edge_ns = begin_ns - LATE_ORDER_NS  # nearly in order: what is older need not be looked at
+        recent = takewhile(lambda one: one.at_ns >= edge_ns, reversed(self._firsts))
+        firsts = [one for one in recent if begin_ns <= one.at_ns < end_ns][::-1]
         by_class: dict[str, list[int]] = {"": [one.spent_ns for one in firsts]}
         for one in firsts:
             if one.slo_class:
                 by_class.setdefault(one.slo_class, []).append(one.spent_ns)
-        deliveries = [ns for at_ns, ns in self._deliveries if begin_ns <= at_ns < end_ns]
+        last = takewhile(lambda one: one[0] >= edge_ns, reversed(self._deliveries))
+        deliveries = [ns for at_ns, ns in last if begin_ns <= at_ns < end_ns]
         each = max(1, len(firsts))
         return Tails(
             gap_high_ns=_high_gap_ns(steps),
