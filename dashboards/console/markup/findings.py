@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from markupsafe import Markup
 
 from dashboards.console.markup import fleet_faults
-from dashboards.console.markup.evidence import looks_alike, measured
+from dashboards.console.markup.finding_parts import cost, looks_alike, measured, named, verdict_line
 from dashboards.console.markup.html import badge, href, join, link, request_href, tag
-from dashboards.console.markup.words import Clock, percent, plain
+from dashboards.console.markup.words import Clock, plain
 from dashboards.console.model.requests import RequestIndex
 from dashboards.console.model.whatif import RootAnswer
 from diagnosis.routed.symptoms import FleetFault
 from diagnosis.symptoms import Finding, MissedPromise
 from diagnosis.verdicts.classifier import Diagnosis
-
-_NAMED = 6
 
 Who = Callable[[str], Markup]
 
@@ -49,17 +47,9 @@ def verdict(diagnosis: Diagnosis, who: Who, root: RootAnswer | None = None) -> M
     more = len(diagnosis.causes) - 1
     if isinstance(first, FleetFault):
         return fleet_faults.verdict_of(first, more)
-    return tag(
-        "div",
-        tag("strong", plain(first.symptom.value)),
-        " ",
-        first.claim,
-        f" ({more} more below)" if more else None,
-        tag("div", "Guilty: ", _people(first.culprits[:3], who)) if first.culprits else None,
-        tag("div", f"What if: {said}.") if (said := _promised(first, root)) else None,
-        class_="verdict bad",
-        role="status",
-    )
+    promised = _promised(first, root)
+    remedy = f"What if: {promised}." if promised else ""
+    return verdict_line(first, more, [who(name) for name in first.culprits], remedy)
 
 
 def findings(
@@ -90,21 +80,17 @@ def finding(
     is_open: bool = True,
 ) -> Markup:
     """One finding with everything that is behind it."""
-    since = "" if one.onset_ns is None else f" since {clock.utc(one.onset_ns)} UTC"
-    lost = f"{one.harm_ms:,.0f} ms of requests' time lost{since}"
-    if 0 < one.share < 1:
-        lost += f", {percent(one.share, 1)} of all that was lost"
     return tag(
         "article",
         tag(heading, plain(one.symptom.value), " ", badge(f"confidence {one.confidence:.2f}")),
         tag("p", one.claim, class_="claim"),
-        tag("p", lost, class_="quiet") if one.harm_ms else None,
+        cost(one, clock),
         tag("p", "By way of: ", one.chain_text) if one.chain else None,
         tag("p", f"Comes back: {one.blows} times so far, one in {one.period_s:g} s.")
         if one.period_s
         else None,
-        _named("Guilty", one.culprits, who),
-        _named("Delayed", one.victims, who),
+        named("Guilty", [who(name) for name in one.culprits]),
+        named("Delayed", [who(name) for name in one.victims]),
         _what_if(one, root),
         [_promise(promise) for promise in one.promises],
         tag("p", "Limits that bear on it: ", ", ".join(limit.text for limit in one.limits))
@@ -115,20 +101,6 @@ def finding(
         tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,
         class_="finding",
     )
-
-
-def _named(title: str, names: Sequence[str], who: Who) -> Markup | None:
-    if not names:
-        return None
-    return tag("p", tag("b", f"{title}: "), _people(names[:_NAMED], who), _rest(names))
-
-
-def _rest(names: Sequence[str]) -> str | None:
-    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else None
-
-
-def _people(names: Sequence[str], who: Who) -> Markup:
-    return Markup(", ").join(who(name) for name in names)
 
 
 def _what_if(one: Finding, root: RootAnswer | None) -> Markup | None:

@@ -3,31 +3,21 @@ have no page of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from markupsafe import Markup
 
-from dashboards.console.markup.evidence import looks_alike, measured
+from dashboards.console.markup.finding_parts import cost, looks_alike, measured, named, verdict_line
 from dashboards.console.markup.html import tag
-from dashboards.console.markup.words import Clock, percent, plain, span
+from dashboards.console.markup.words import Clock, plain, span
 from diagnosis.routed.symptoms import FleetFault, RoutedVerdict
-
-_NAMED = 6
 
 
 def verdict_of(first: FleetFault, more: int) -> Markup:
-    """The verdict of the server, with so many findings more; read out when it changes."""
-    return tag(
-        "div",
-        tag("strong", plain(first.symptom.value)),
-        " ",
-        first.claim,
-        f" ({more} more below)" if more else None,
-        tag("div", f"Guilty: {', '.join(first.culprits[:3])}") if first.culprits else None,
-        tag("div", f"What would remove it: {first.intervention}.") if first.intervention else None,
-        class_="verdict bad",
-        role="status",
-    )
+    """The verdict of a gateway whose fleet is at fault, with so many findings more."""
+    guilty = [Markup.escape(name) for name in first.culprits]
+    remedy = f"What would remove it: {first.intervention}." if first.intervention else ""
+    return verdict_line(first, more, guilty, remedy)
 
 
 def of_fleet(
@@ -56,28 +46,17 @@ def of_fleet(
 def _fault(
     one: FleetFault, who: Callable[[str], Markup], clock: Clock, heading: str, *, is_open: bool
 ) -> Markup:
-    since = "" if one.onset_ns is None else f" since {clock.utc(one.onset_ns)} UTC"
-    lost = f"{one.harm_ms:,.0f} ms of requests' time lost{since}"
-    if 0 < one.share < 1:
-        lost += f", {percent(one.share, 1)} of all that was lost"
     removed = one.intervention
     return tag(
         "article",
         tag(heading, plain(one.symptom.value), " of the fleet"),
         tag("p", one.claim, class_="claim"),
-        tag("p", lost, class_="quiet") if one.harm_ms else None,
-        _named("Guilty", [Markup.escape(name) for name in one.culprits]),
-        _named("Delayed", [who(name) for name in one.victims]),
+        cost(one, clock),
+        named("Guilty", [Markup.escape(name) for name in one.culprits]),
+        named("Delayed", [who(name) for name in one.victims]),
         tag("p", tag("b", "What would remove it: "), f"{removed}.") if removed else None,
         measured(one.symptom.value, one.evidence, is_open),
         looks_alike(one.excluded),
         tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,
         class_="finding",
     )
-
-
-def _named(title: str, names: Sequence[Markup]) -> Markup | None:
-    if not names:
-        return None
-    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else None
-    return tag("p", tag("b", f"{title}: "), Markup(", ").join(names[:_NAMED]), rest)
