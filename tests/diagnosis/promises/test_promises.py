@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from telemetry.facts.records import Fact, FactsLost, RequestEnded, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from telemetry.ledger.builder import LedgerBuilder
+from telemetry.numbers.quantiles import quantile
 from telemetry.requests.account import Part, State
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -184,6 +186,23 @@ def test_where_the_time_went_agrees_with_the_ledger() -> None:
 
     assert waited_ns == pytest.approx(exact["wait"], rel=0.1)
     assert charged["own_prefill"] == pytest.approx(exact["own_prefill"], rel=0.1)
+
+
+def test_the_longest_gaps_are_those_of_the_finished_requests() -> None:
+    one = replace(twin("prefill_interference", "unchunked"), policy=policy_of_world(1_000, 60))
+    keeper = BookKeeper(one.policy)
+    for fact in one.facts:
+        keeper.on_fact(fact)
+    gaps_ns: dict[str, list[int]] = {}
+    for timeline in timelines_of(one.facts, one.policy):
+        gaps = [b - a for sequence in timeline.sequences for a, b in pairwise(sequence.token_ns)]
+        if gaps:
+            name = one.policy.of(timeline.accepted.slo_class).name
+            gaps_ns.setdefault(name, []).append(max(gaps))
+
+    assert gaps_ns
+    for name, kept in gaps_ns.items():
+        assert keeper.books[name].worst_gap_p95_ns() == quantile(kept, 0.95)
 
 
 def test_lost_facts_are_no_missed_promise() -> None:
