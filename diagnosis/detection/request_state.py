@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from diagnosis.detection.counts import Stage
 from diagnosis.thresholds import ABORT_NS
 from telemetry.facts.reasons import WaitReason
+
+
+class AffectedRequest(NamedTuple):
+    """A request in the window; `elapsed_ns` is from its begin to its current (or last) stage."""
+
+    request_id: str
+    trace_id: str
+    tenant: str
+    elapsed_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -49,3 +59,9 @@ class RequestState:
     def has_left(self, at_ns: int) -> bool:
         """Whether the client had disconnected for longer than an abort takes."""
         return self.disconnected_ns is not None and at_ns > self.disconnected_ns + ABORT_NS
+
+    @property
+    def affected(self) -> AffectedRequest:
+        """As one that a finding tells of."""
+        elapsed_ns = self.entered_ns - self.begun_ns
+        return AffectedRequest(self.request_id, self.trace_id, self.tenant, elapsed_ns)

@@ -17,13 +17,14 @@ TTFT ends when that token is sent.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from diagnosis.detection.counts import Counts, Stage, add_live
 from diagnosis.detection.late import LateLog
-from diagnosis.detection.request_state import RequestState
+from diagnosis.detection.request_state import AffectedRequest, RequestState
+from diagnosis.detection.steady_rows import SteadyRows
+from diagnosis.detection.tail_thresholds import LATE_ORDER_NS
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     Row,
@@ -44,19 +45,10 @@ from telemetry.facts.records import (
 from telemetry.requests.borders import decode_begins_ns, first_commit_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
-_KEPT = 4_000  # requests, ended ones too
+_KEPT = 4_000  # requests that have ended
 _KEPT_OPEN = 16_000  # requests in flight
 _KEPT_SEQUENCES = 8_000
 _FIRST, _DECODE = Stage.FIRST, Stage.DECODE  # of an enum each look-up is a call
-
-
-class AffectedRequest(NamedTuple):
-    """A request in the window; `elapsed_ns` is from its begin to its current (or last) stage."""
-
-    request_id: str
-    trace_id: str
-    tenant: str
-    elapsed_ns: int
 
 
 class Requests:
@@ -67,9 +59,10 @@ class Requests:
         self._at = counts_at
         self._policy = policy
         self.late = LateLog()
-        self._states: OrderedDict[str, RequestState] = OrderedDict()
         self._open: dict[str, RequestState] = {}
+        self._ended: deque[tuple[int, RequestState]] = deque(maxlen=_KEPT)
         self._owners: dict[int, RequestState] = {}
+        self._steady = SteadyRows(self._add_tokens)
 
     def accepted(self, fact: RequestAccepted) -> None:
         request = RequestState(
@@ -84,9 +77,7 @@ class Requests:
             gap_target_ns=DEFAULT_POLICY.of(fact.slo_class).itl_ns,
             attached=fact.attached,
         )
-        self._states[fact.request_id] = self._open[fact.request_id] = request
-        if len(self._states) > _KEPT:
-            self._states.popitem(last=False)
+        self._open[fact.request_id] = request
         if len(self._open) > _KEPT_OPEN:
             del self._open[next(iter(self._open))]
         self._at(fact.at_ns).accepted += 1
@@ -112,6 +103,8 @@ class Requests:
         if request is None:
             return
         is_first = not request.firsts_ns
+        self._settle(request)
+        self._steady.leave(fact.seq_id)
         if is_first:
             request.submitted_ns = fact.at_ns
         request.sequences.add(fact.seq_id)
@@ -119,7 +112,9 @@ class Requests:
         request.tokens[fact.seq_id] = 0
         self._owners[fact.seq_id] = request
         if len(self._owners) > _KEPT_SEQUENCES:
-            del self._owners[next(iter(self._owners))]
+            oldest = next(iter(self._owners))
+            self._steady.leave(oldest)
+            del self._owners[oldest]
         if request.is_unseen:  # it has waited for its first token since it was tokenized
             request.stage, request.is_unseen = Stage.FIRST, False
         elif request.stage is Stage.INGEST:
@@ -137,6 +132,7 @@ class Requests:
             target_ns = fact.ttft_target_ns or self._policy.of(request.slo_class).ttft_ns
             self._at(fact.at_ns).first_targets_ns[target_ns] += 1
             request.prompt_tokens = fact.prompt_tokens
+            self._settle(request)
             request.gap_target_ns = fact.itl_target_ns or request.gap_target_ns
 
     def admitted(self, fact: SequenceAdmitted) -> None:
@@ -177,8 +173,10 @@ class Requests:
         if request is None:
             return
         delivery_begun_ns = request.entered_ns
+        self._settle(request)
         self._leave(request, fact.at_ns)
         request.ended = True
+        self._ended.append((fact.at_ns, request))
         is_refused = request.stage is Stage.INGEST and not request.is_unseen
         if is_refused:  # for its length, perhaps
             counts.ingest_work_ns += max(0, fact.at_ns - request.read_ns)
@@ -190,10 +188,12 @@ class Requests:
 
     def step(self, step: StepRecorded, counts: Counts) -> list[Row]:
         """The tokens of a step; `counts` are those of the tick of its commit. Returns the rows of
-        clients that had left. Most rows are of a running answer: little is done for these."""
-        at_ns, states, later_tokens = step.committed_ns, self._owners, 0.0
+        clients that had left. Most rows are of a running answer: these are counted together."""
+        steady, at_ns, states = self._steady, step.committed_ns, self._owners
+        others = steady.step(step)
+        later_tokens = float(len(steady))
         zombies: list[Row] = []
-        for row in step.rows:
+        for row in others:
             request = states.get(row.seq_id)
             if request is None:
                 continue
@@ -210,6 +210,8 @@ class Requests:
                 tokens -= self._first_token(request, row.seq_id, at_ns)
             if request.stage is _DECODE:
                 later_tokens += tokens / request.choices
+                if len(request.firsts_ns) == 1 == request.choices:
+                    steady.join(row.seq_id, request.gap_target_ns)
         counts.later_tokens += later_tokens
         return zombies
 
@@ -235,6 +237,7 @@ class Requests:
         request = self._owners.get(seq_id)
         if request is None:
             return
+        self._settle(request)
         request.sequences.discard(seq_id)
         is_whole = request.stage is Stage.DECODE and reason.outcome is Outcome.FINISHED
         if is_whole and not request.sequences and not request.ended:
@@ -248,8 +251,10 @@ class Requests:
         listed_ids = frozenset(fact.request_ids)
         for request_id, request in list(self._open.items()):
             if request.read_ns < fact.at_ns and request_id not in listed_ids:
+                self._settle(request)
                 del self._open[request_id]
                 request.ended = True
+                self._ended.append((fact.at_ns, request))
 
     def sequences_listed(self, fact: SequencesListed) -> None:
         """End sequences that are not listed: their end fact was lost. The time in the stage that
@@ -258,6 +263,7 @@ class Requests:
             [s for s, request in self._owners.items() if s in request.sequences]
         ):
             request = self._owners[seq_id]
+            self._settle(request)
             request.sequences.discard(seq_id)
             if not request.sequences and not request.ended:
                 request.stage, request.entered_ns = Stage.DELIVER, fact.at_ns
@@ -288,21 +294,18 @@ class Requests:
 
     def active(self, begin_ns: int, end_ns: int) -> list[AffectedRequest]:
         """Requests in flight at some time of [begin, end), the longest in flight first."""
-        found = [
-            AffectedRequest(
-                request.request_id,
-                request.trace_id,
-                request.tenant,
-                request.entered_ns - request.begun_ns,
-            )
-            for request in self._states.values()
-            if request.begun_ns < end_ns and (not request.ended or request.entered_ns >= begin_ns)
-        ]
+        found = [one.affected for one in self._open.values() if one.begun_ns < end_ns]
+        for at_ns, one in reversed(self._ended):
+            if at_ns < begin_ns - LATE_ORDER_NS:
+                break
+            if one.begun_ns < end_ns and one.entered_ns >= begin_ns:
+                found.append(one.affected)
         return sorted(found, key=lambda one: -one.elapsed_ns)
 
     def open_counts(self, begin_ns: int, end_ns: int) -> Counts:
         """The time within [begin, end) of requests in flight, in the stage that they are in, and
         the output tokens so far of their sequences."""
+        self._steady.settle()
         total, live_ns = Counts(), [0] * len(Stage)
         lengths, first_ns = total.open_lengths, total.first_ns
         for request in self._open.values():
@@ -316,6 +319,16 @@ class Requests:
                     first_ns[request.tenant] += spent_ns
         total.live_ns.update({stage: ns for stage in Stage if (ns := live_ns[stage])})
         return total
+
+    def _settle(self, request: RequestState) -> None:
+        """Something else comes about it than one token more: its rows are looked at again."""
+        for seq_id in request.firsts_ns:
+            self._steady.leave(seq_id)
+
+    def _add_tokens(self, seq_id: int, tokens: int, _worst_ns: int, at_ns: int) -> None:
+        request = self._owners[seq_id]
+        request.tokens[seq_id] += tokens
+        request.last_ns = at_ns
 
     def _enter(self, request: RequestState, stage: Stage, at_ns: int) -> None:
         self._leave(request, at_ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from diagnosis.detection.steady_rows import SteadyRows
 from diagnosis.promises.class_book import ClassBook
 from diagnosis.promises.requests import DELIVER, LiveRequest, LiveSequence, Missed
 from diagnosis.promises.step_clock import HOST, Reading, Rows, StepClock, fitted, went_to
@@ -56,6 +57,7 @@ class BookKeeper:
         self._cut = frozenset(cut)
         self._live: dict[str, LiveRequest] = {}
         self._sequences: dict[int, LiveSequence] = {}
+        self._steady = SteadyRows(self._add_gaps)
         self._queued: dict[int, str] = {}
         self._last_step_id: int | None = None
         self._is_recording = True
@@ -102,6 +104,7 @@ class BookKeeper:
                     sequence.request.hit_tokens = fact.hit_tokens
                     sequence.request.received_tokens = fact.received_tokens
             case SequenceEnded():
+                self._steady.leave(fact.seq_id)
                 self._sequences.pop(fact.seq_id, None)
                 self._queued.pop(fact.seq_id, None)
             case SequencesListed():
@@ -143,6 +146,8 @@ class BookKeeper:
         request = self._live.get(fact.request_id)
         if request is None:
             return
+        self._settle(request)
+        self._steady.leave(fact.seq_id)
         request.sequences.append(fact.seq_id)
         self.books[request.target.name].seen(request)
         capped_ns = self.clock.capped_ns[request.tenant]
@@ -152,6 +157,7 @@ class BookKeeper:
         request = self._live.get(fact.request_id)
         if request is None:
             return
+        self._settle(request)
         book = self.books[request.target.name]
         if request.missed is None:
             what = self._late_at_end(request, fact)
@@ -198,9 +204,22 @@ class BookKeeper:
             request.is_running = False
             book.attainment.running -= 1
         request.is_waiting = False
+        self._settle(request)
         for seq_id in request.sequences:
             self._sequences.pop(seq_id, None)
             self._queued.pop(seq_id, None)
+
+    def _settle(self, request: LiveRequest) -> None:
+        for seq_id in request.sequences:
+            self._steady.leave(seq_id)
+
+    def _add_gaps(self, seq_id: int, gaps: int, worst_ns: int, at_ns: int) -> None:
+        """It had a token in each of the last steps."""
+        sequence = self._sequences[seq_id]
+        request = sequence.request
+        request.gaps += gaps
+        request.worst_gap_ns = max(request.worst_gap_ns, worst_ns)
+        sequence.last_ns, sequence.last = at_ns, self.clock.now
 
     def _forget_all(self) -> None:
         for request in list(self._live.values()):
@@ -212,15 +231,16 @@ class BookKeeper:
         if self._last_step_id is not None and step.step_id > self._last_step_id + 1:
             self._forget_all()
         self._last_step_id = step.step_id
+        others = self._steady.step(step)
         before = self.clock.now
-        rows = self.clock.step(step, self._queued)
+        rows = self.clock.step(step, self._queued, others)
         for skip in step.skips:
             self._skipped(skip.seq_id, skip.reason)
         for seq_id in step.preempted:
             self._skipped(seq_id, WaitReason.PREEMPTED)
         late: Counter[tuple[str, Reading, int]] = Counter()
         at_ns, now, sequences = step.committed_ns, self.clock.now, self._sequences
-        for row in step.rows:  # of a token in time little more is done than a comparison
+        for row in others:
             sequence = sequences.get(row.seq_id)
             if sequence is None:
                 continue
@@ -235,6 +255,8 @@ class BookKeeper:
                 if gap_ns > request.target.itl_ns:
                     self._late_token(sequence, gap_ns, at_ns, late)
                 sequence.skipped, sequence.last_ns, sequence.last = None, at_ns, now
+                if len(request.sequences) == 1:
+                    self._steady.join(row.seq_id, request.target.itl_ns)
         self._charge_gaps(late, at_ns)
 
     def _skipped(self, seq_id: int, reason: WaitReason) -> None:

@@ -11,10 +11,10 @@ of a step is that of the fitted cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from telemetry.costs.step_load import attention_pairs
+from telemetry.costs.step_load import Load, attention_pairs, load_of_step
 from telemetry.facts.engine_records import Row, StepCostSet, StepRecorded
 from telemetry.facts.reasons import WaitReason
 from telemetry.requests.account import Part
@@ -64,13 +64,15 @@ class StepClock:
         """The engine has nothing to do: the time until its next step is nobody's."""
         self._commit_ns = None
 
-    def step(self, step: StepRecorded, in_queue: Mapping[int, str]) -> Rows:
-        """Add a step; `in_queue` are sequences that wait for their first row, with their tenants.
-        Without a fitted cost the forward pass is split by tokens."""
+    def step(self, step: StepRecorded, in_queue: Mapping[int, str], prompts: Iterable[Row]) -> Rows:
+        """Add a step; `in_queue` are sequences that wait for their first row, with their tenants,
+        and all rows of its prompts are in `prompts`. Without a fitted cost the forward pass is
+        split by tokens."""
         since_ns = step.begin_ns if self._commit_ns is None else self._commit_ns
         self.turn_ns = max(1, step.committed_ns - min(since_ns, step.begin_ns))
         self._commit_ns = step.committed_ns
-        rows = self._predicted(step)
+        load = load_of_step(step)
+        rows = self._predicted(load, prompts)
         forward_ns = float(max(0, min(self.turn_ns, step.sample_ns - step.forward_ns)))
         score_ns = min(float(step.score_ns), forward_ns)
         forward_ns -= score_ns
@@ -94,24 +96,20 @@ class StepClock:
             mask_ns,
             rest_ns - base_ns,
         )
-        score_row_ns = score_ns and score_ns / max(1, sum(row.scored for row in step.rows))
+        score_row_ns = score_ns and score_ns / max(1, load.scored_rows)
         engine = tuple(a + b for a, b in zip(self.now.engine, parts, strict=True))
         self.now = Reading(engine, self._waits(step, in_queue))
         return rows._replace(scale=scale, score_row_ns=score_row_ns)
 
-    def _predicted(self, step: StepRecorded) -> Rows:
-        cost, prompts, decodes = self.cost, dict[int, float](), 0.0
-        decode_tokens = context_tokens = 0
-        for row in step.rows:
+    def _predicted(self, load: Load, rows: Iterable[Row]) -> Rows:
+        cost, prompts = self.cost, dict[int, float]()
+        for row in rows:
             if row.is_prefill:
                 prompts[row.seq_id] = prompts.get(row.seq_id, 0.0) + _prompt_ns(cost, row)
-            else:
-                decode_tokens += row.tokens
-                context_tokens += row.context_tokens
-        if cost is None:  # by tokens, until there is a fit
-            decodes = float(decode_tokens)
-        else:
-            decodes = decode_tokens * cost.decode_row_ns + context_tokens * cost.context_token_ns
+        decodes = float(load.decode_tokens)  # by tokens, until there is a fit
+        if cost is not None:
+            decodes *= cost.decode_row_ns
+            decodes += load.context_tokens * cost.context_token_ns
         return Rows(prompts, decodes, 1.0)
 
     def _waits(self, step: StepRecorded, in_queue: Mapping[int, str]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from diagnosis.attribution.blame import Blame
 from diagnosis.attribution.queue import is_in_danger
 from diagnosis.detection.counts import Stage
-from diagnosis.detection.requests import AffectedRequest
+from diagnosis.detection.request_state import AffectedRequest
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Exclusion, Finding, Link, Symptom
 from diagnosis.thresholds import (

@@ -80,7 +80,7 @@ def test_scores_of_a_prompt_are_work_of_prompts_and_no_slowness() -> None:
         long_tokens=0,
     )  # fmt: skip
     clock = StepClock()
-    rows = clock.step(done, {})
+    rows = clock.step(done, {}, done.rows)
     engine = dict(zip(ENGINE, clock.now.engine, strict=True))
 
     assert (row.forward_ns, row.score_ns, row.host_ns) == (10 * MS, 20 * MS, 0)
