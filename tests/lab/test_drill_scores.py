@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from benchmarks.diagnosis.score import (
     score,
 )
 from lab.drills.client import Sent
-from lab.drills.outcome.conditions import Conditions
+from lab.drills.outcome.conditions import Conditions, read
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import (
     ClientSummary,
@@ -113,6 +115,21 @@ def test_an_episode_on_a_loaded_machine_is_discarded() -> None:
     assert calm.discard_reasons() == []
     busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
     assert len(busy.discard_reasons()) == 3
+
+
+def test_what_a_server_starts_is_no_foreign_load() -> None:
+    """Neither while it runs nor when it has ended: the server searches settings in a process."""
+    spin = "import time; end = time.thread_time() + 0.3\nwhile time.thread_time() < end: pass"
+    start = f"subprocess.run([sys.executable, '-c', {spin!r}])"
+    code = f"import subprocess, sys, time; {start}; print(flush=True); {start}; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()  # the first has ended, the second runs
+        found = read(MonotonicClock(), [server.pid], ())
+        alone = read(MonotonicClock(), [], ())
+        server.kill()
+
+    assert found.own_ns - alone.own_ns >= 280_000_000
 
 
 def test_an_episode_with_steal_time_in_the_fault_is_discarded() -> None:

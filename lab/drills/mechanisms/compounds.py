@@ -21,9 +21,9 @@ from lab.drills.traffic import TENANTS, Mix, PlannedRequest, Reader, Scene
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
-_STREAM = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
-_STREAM_EVERY_S = 4.0
-_STOPS_READING = Reader(stop_after_tokens=12, stop_s=14.0)
+_STREAM = Mix(name="told", prompt=(16, 32), output=(44, 56), fields={"n": 4, "logprobs": 20})
+_STREAM_TOKENS, _STREAM_LOAD = 200.0, 0.35
+_LEAST_EVERY_S, _HELD_TOGETHER = 4.0, 3.5
 _BATCH_PROMPTS = 250
 _LEFT = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
@@ -34,15 +34,17 @@ def _held_blocks(scene: Scene) -> list[PlannedRequest]:
     """Streams that nobody reads in the fault; their sequences pause and keep their blocks."""
     begin_s, end_s = scene.fault_span_s
     draw, found = scene.rng("held"), list[PlannedRequest]()
-    for number in range(math.ceil(scene.phases.end_s / _STREAM_EVERY_S)):
-        at_s = (number + 0.5) * _STREAM_EVERY_S
+    every_s = max(_LEAST_EVERY_S, _STREAM_TOKENS / (_STREAM_LOAD * scene.capacity.tokens_per_s))
+    stops_reading = Reader(stop_after_tokens=12, stop_s=_HELD_TOGETHER * every_s)
+    for number in range(math.ceil(scene.phases.end_s / every_s)):
+        at_s = (number + 0.5) * every_s
         is_slow = begin_s <= at_s < end_s and number % 4 < round(4 * scene.intensity)
         found.append(
             PlannedRequest(
                 at_s=at_s,
                 body=_STREAM.body(draw),
                 tenant=TENANTS[number % len(TENANTS)],
-                reader=_STOPS_READING if is_slow else Reader(),
+                reader=stops_reading if is_slow else Reader(),
                 is_culprit=is_slow,
             )
         )
@@ -123,13 +125,13 @@ COMPOUNDS: tuple[Mechanism, ...] = (
     _chain(
         "ingest_backlog",
         "queue_overload",
-        level=3.0,
+        level=4.0,
         name="batches_then_wave",
         about="batches of long prompts hold up what comes after them, which then comes all at once",
         unit="at once",
         flags=(*_FEW_SLOTS, "--ingest-workers", "1"),
         mix=NOTED,
-        load=0.5,
+        load=0.7,
         traffic=_many_batches,
         clean=Scene.baseline,
     ),
@@ -172,12 +174,12 @@ COMPOUNDS: tuple[Mechanism, ...] = (
     _chain(
         "heavy_sampling",
         "queue_overload",
-        level=0.25,
+        level=0.4,
         name="samples_then_queue",
         about="sampling of many choices slows all steps, so that requests wait for a slot",
         unit="of usual requests",
         flags=("--max-num-seqs", "12"),
-        load=0.5,
+        load=0.6,
         traffic=_samplers,
         clean=Scene.baseline,
     ),
@@ -214,7 +216,7 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         unit="flushes a second",
         flags=("--max-num-seqs", "4"),
         mix=SHARED_PREFIX,
-        load=0.6,
+        load=0.75,
         traffic=with_warm_cache,
         injection=lambda scene: CacheFlushing(scene.intensity),
     ),

@@ -17,6 +17,7 @@ LAG_LIMIT_MS = 5.0
 STEAL_LIMIT = 0.10
 FOREIGN_LIMIT = 0.10
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat
+_PARENT, _OWN_TICKS, _ENDED_CHILDREN_TICKS = 1, (11, 12), (13, 14)  # of /proc/PID/stat
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,13 +61,13 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(clock: Clock, pids: Iterable[int], cores: Collection[int]) -> Reading:
-    """Read the machine's counters. `pids` are the drill's processes besides this one, `cores` those
-    that the drill uses; empty: all cores."""
+    """Read the machine's counters. `pids` are the server's processes, whose children are its own
+    as well; `cores` are those that the drill uses; empty: all cores."""
     steal, pressure = steal_ns(), pressure_ns("cpu")
     found = Reading(
         at_ns=clock.now_ns(),
         busy_ns=_busy_ns(cores),
-        own_ns=sum(_process_ns(pid) for pid in {os.getpid(), *pids}),
+        own_ns=_family_ns(frozenset(pids)) + _process_ns(os.getpid()),
         steal_ns=_known(steal.read()),
         pressure_ns=_known(pressure.read()),
     )
@@ -109,13 +110,36 @@ def _busy_ns(cores: Collection[int]) -> int | None:
     return _ns(ticks)
 
 
+def _family_ns(pids: Collection[int]) -> int:
+    """CPU time of processes, of those that they started, and of those of them that have ended."""
+    known = {pid: fields for pid in _all_pids() if (fields := _fields(pid))}
+    parents = {pid: int(fields[_PARENT]) for pid, fields in known.items()}
+    found = 0
+    for pid, fields in known.items():
+        at: int | None = pid
+        while at is not None and at not in pids:
+            at = parents.get(at)
+        if at is not None:
+            found += sum(int(fields[place]) for place in (*_OWN_TICKS, *_ENDED_CHILDREN_TICKS))
+    return _ns(found)
+
+
 def _process_ns(pid: int) -> int:
     """CPU time of one process; 0 for one that has gone."""
+    fields = _fields(pid)
+    return _ns(sum(int(fields[place]) for place in _OWN_TICKS)) if fields else 0
+
+
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the state on; empty for a process that has gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return _ns(int(fields[11]) + int(fields[12]))
+        return []
 
 
 def _ns(ticks: int) -> int:
