@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.counts import BUCKET_NS, Buckets, Counts
 from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
 from diagnosis.detection.step_rows import row_of
@@ -82,7 +82,8 @@ class Aggregator:
         self.recording = True
         self.first_ns: int | None = None
         self.last_ns = 0
-        self._buckets: dict[int, Counts] = {}
+        self._buckets = Buckets()
+        self._at = self._buckets.at
         self._steps = StepLog()
         self.requests = Requests(self._at, policy)
         self.detached: dict[str, str] = {}
@@ -140,10 +141,7 @@ class Aggregator:
         """The sums of the ticks that begin within [begin, end), and the time of requests that are
         still in flight."""
         total = self.requests.open_counts(begin_ns, end_ns)
-        for index in range(-(-begin_ns // BUCKET_NS), -(-end_ns // BUCKET_NS)):
-            bucket = self._buckets.get(index)
-            if bucket is not None:
-                total.add(bucket)
+        self._buckets.add_to(total, begin_ns, end_ns)
         return total
 
     def steps(self, begin_ns: int, end_ns: int) -> Steps:
@@ -159,16 +157,7 @@ class Aggregator:
 
     def forget(self, now_ns: int) -> None:
         """Drop ticks older than KEPT_NS."""
-        edge = (now_ns - KEPT_NS) // BUCKET_NS
-        for index in [index for index in self._buckets if index < edge]:
-            del self._buckets[index]
-
-    def _at(self, at_ns: int) -> Counts:
-        index = at_ns // BUCKET_NS
-        bucket = self._buckets.get(index)
-        if bucket is None:
-            bucket = self._buckets[index] = Counts()
-        return bucket
+        self._buckets.forget(now_ns - KEPT_NS)
 
     # --- the engine ----------------------------------------------------------------------
 

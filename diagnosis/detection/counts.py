@@ -12,6 +12,7 @@ from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 from telemetry.facts.records import EngineHung
 
 BUCKET_NS = 500_000_000  # one tick
+_GROUP_TICKS = 10
 
 
 class Stage(IntEnum):
@@ -160,6 +161,56 @@ class Counts:
     def received_share(self) -> float:
         """The part of them whose KV another engine computed."""
         return self.received_tokens / max(1, self.known_tokens)
+
+
+class Buckets:
+    """Counts of ticks, by the number of the tick. Sums over many of them are made of the sums of
+    groups of ticks, which are kept until a fact comes that belongs to one."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, Counts] = {}
+        self._groups: dict[int, Counts] = {}
+
+    def at(self, at_ns: int) -> Counts:
+        """Those of a moment, to be added to at once."""
+        index = at_ns // BUCKET_NS
+        if self._groups:
+            self._groups.pop(index // _GROUP_TICKS, None)
+        found = self._ticks.get(index)
+        if found is None:
+            found = self._ticks[index] = Counts()
+        return found
+
+    def add_to(self, total: Counts, begin_ns: int, end_ns: int) -> None:
+        """Add the ticks that begin within [begin, end)."""
+        index, last = -(-begin_ns // BUCKET_NS), -(-end_ns // BUCKET_NS)
+        while index < last:
+            if index % _GROUP_TICKS == 0 and index + _GROUP_TICKS <= last:
+                total.add(self._group(index // _GROUP_TICKS))
+                index += _GROUP_TICKS
+                continue
+            found = self._ticks.get(index)
+            if found is not None:
+                total.add(found)
+            index += 1
+
+    def forget(self, before_ns: int) -> None:
+        """Drop ticks that began before."""
+        edge = before_ns // BUCKET_NS
+        for index in [index for index in self._ticks if index < edge]:
+            del self._ticks[index]
+        for number in [number for number in self._groups if number * _GROUP_TICKS < edge]:
+            del self._groups[number]
+
+    def _group(self, number: int) -> Counts:
+        found = self._groups.get(number)
+        if found is None:
+            found = Counts()
+            for index in range(number * _GROUP_TICKS, (number + 1) * _GROUP_TICKS):
+                if index in self._ticks:
+                    found.add(self._ticks[index])
+            self._groups[number] = found
+        return found
 
 
 def _names(kind: type | tuple[type, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import inf
-from statistics import fmean, pstdev, pvariance
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def prompt_excess_spread(
         spent_ns[begin_ns // BUCKET_NS] - stats.done[Stage.FIRST] * reference.own_prompt_ns
         for begin_ns, stats in ticks
     ]
-    return pstdev(found) / BUCKET_NS if found else 0.0
+    return float(np.std(found)) / BUCKET_NS if found else 0.0
 
 
 def stopped_excess(stats: StageStats, reference: Reference) -> float:
@@ -130,7 +130,7 @@ def stopped_excess(stats: StageStats, reference: Reference) -> float:
 def stopped_stats(ticks: Sequence[StageStats]) -> tuple[float, float]:
     """Mean and standard deviation of the number of stopped sequences."""
     found = [stats.stopped_ns / BUCKET_NS for stats in ticks]
-    return (fmean(found), pstdev(found)) if found else (0.0, 0.0)
+    return (fmean(found), float(np.std(found))) if found else (0.0, 0.0)
 
 
 def _by_tick(steps: Steps, spent_ns: np.ndarray) -> defaultdict[int, float]:
@@ -155,13 +155,13 @@ def slow_step_excess_spread(steps: Steps, cost: Cost | None) -> float:
     if not len(steps):
         return 0.0
     sums = _by_tick(steps, _slow_step_ns(steps, cost))
-    return pstdev(sums[number] for number in range(min(sums), max(sums) + 1)) / BUCKET_NS
+    return float(np.std([sums[number] for number in range(min(sums), max(sums) + 1)])) / BUCKET_NS
 
 
 def excess_spread(ticks: Iterable[StageStats], reference: Reference) -> tuple[float, ...]:
     """The standard deviation of `excess_in_flight` in the baseline, by stage."""
     found = [excess_in_flight(stats, reference) for stats in ticks]
-    return tuple(pstdev(column) for column in zip(*found, strict=True)) if found else (0.0,) * 4
+    return tuple(np.std(found, axis=0).tolist()) if found else (0.0,) * 4
 
 
 def dispersion_of(ticks: Iterable[StageStats]) -> float:
@@ -171,7 +171,7 @@ def dispersion_of(ticks: Iterable[StageStats]) -> float:
     size = DISPERSION_TICKS
     counts = [sum(came[at : at + size]) for at in range(0, len(came) - size + 1, size)]
     mean = sum(counts) / len(counts) if counts else 0.0
-    return max(1.0, pvariance(counts) / mean) if mean else 1.0
+    return max(1.0, float(np.var(counts)) / mean) if mean else 1.0
 
 
 class _Cusum:

@@ -151,14 +151,23 @@ class LateLog:
     def fit(self, begin_ns: int, end_ns: int, steps: Steps) -> Tails:
         """The tails of a stretch with these steps."""
         edge_ns = begin_ns - LATE_ORDER_NS  # nearly in order: what is older need not be looked at
-        recent = takewhile(lambda one: one.at_ns >= edge_ns, reversed(self._firsts))
-        firsts = [one for one in recent if begin_ns <= one.at_ns < end_ns][::-1]
+        firsts = list[_First]()
+        for one in reversed(self._firsts):
+            if one.at_ns < edge_ns:
+                break
+            if begin_ns <= one.at_ns < end_ns:
+                firsts.append(one)
+        firsts.reverse()
         by_class: dict[str, list[int]] = {"": [one.spent_ns for one in firsts]}
         for one in firsts:
             if one.slo_class:
                 by_class.setdefault(one.slo_class, []).append(one.spent_ns)
-        last = takewhile(lambda one: one[0] >= edge_ns, reversed(self._deliveries))
-        deliveries = [ns for at_ns, ns in last if begin_ns <= at_ns < end_ns]
+        deliveries = list[int]()
+        for at_ns, spent_ns in reversed(self._deliveries):
+            if at_ns < edge_ns:
+                break
+            if begin_ns <= at_ns < end_ns:
+                deliveries.append(spent_ns)
         each = max(1, len(firsts))
         return Tails(
             gap_high_ns=_high_gap_ns(steps),

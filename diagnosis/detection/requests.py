@@ -303,15 +303,10 @@ class Requests:
         return sorted(found, key=lambda one: -one.elapsed_ns)
 
     def open_counts(self, begin_ns: int, end_ns: int) -> Counts:
-        """The time within [begin, end) of requests in flight, in the stage that they are in, and
-        the output tokens so far of their sequences."""
-        self._steady.settle()
+        """The time within [begin, end) of requests in flight, in the stage that they are in."""
         total, live_ns = Counts(), [0] * len(Stage)
-        lengths, first_ns = total.open_lengths, total.first_ns
+        first_ns = total.first_ns
         for request in self._open.values():
-            tokens = request.tokens
-            for seq_id in request.sequences:
-                lengths.append(tokens[seq_id])
             spent_ns = end_ns - max(request.entered_ns, begin_ns)
             if spent_ns > 0 and not request.is_unseen:
                 live_ns[request.stage] += spent_ns
@@ -319,6 +314,15 @@ class Requests:
                     first_ns[request.tenant] += spent_ns
         total.live_ns.update({stage: ns for stage in Stage if (ns := live_ns[stage])})
         return total
+
+    def open_lengths(self) -> list[int]:
+        """The output tokens so far of sequences in flight."""
+        self._steady.settle()
+        return [
+            request.tokens[seq_id]
+            for request in self._open.values()
+            for seq_id in request.sequences
+        ]
 
     def _settle(self, request: RequestState) -> None:
         """Something else comes about it than one token more: its rows are looked at again."""

@@ -27,9 +27,11 @@ def window_of(
     aggregator: Aggregator, begin_ns: int, end_ns: int, *, has_finding: bool = False
 ) -> Window:
     """[begin, end) of what is counted."""
+    counts = aggregator.counts(begin_ns, end_ns)
+    counts.open_lengths = aggregator.requests.open_lengths()
     return Window(
         seconds=(end_ns - begin_ns) / 1e9,
-        counts=aggregator.counts(begin_ns, end_ns),
+        counts=counts,
         later_half=aggregator.counts((begin_ns + end_ns) // 2, end_ns),
         steps=aggregator.steps(begin_ns, end_ns),
         started=aggregator.started,

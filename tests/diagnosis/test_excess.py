@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.counts import BUCKET_NS, Buckets, Counts
 from diagnosis.detection.excess import (
     ChangeDetector,
     DirectExcess,
@@ -157,3 +159,35 @@ def test_of_a_server_without_requests_no_baseline_is_learnt(dies: bool) -> None:
 
     assert diagnoser.reference() is known
     assert known.requests_per_s > 0.5
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(0, 60), st.integers(1, 9)),
+            st.tuples(st.just("sum"), st.integers(0, 60), st.integers(0, 60)),
+            st.tuples(st.just("forget"), st.integers(0, 30), st.just(0)),
+        )
+    )
+)
+def test_a_sum_over_ticks_has_every_fact_whenever_it_came(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    """Also one that came late, after its tick was part of a sum, and none that was forgotten."""
+    buckets, known = Buckets(), list[tuple[int, int]]()
+    for what, tick, number in calls:
+        if what == "add":
+            counts = buckets.at(tick * BUCKET_NS + 5)
+            counts.accepted += number
+            counts.prompt_lengths.append(number)
+            known.append((tick, number))
+        elif what == "forget":
+            buckets.forget(tick * BUCKET_NS)
+            known = [(at, one) for at, one in known if at >= tick]
+        else:
+            total = Counts()
+            buckets.add_to(total, tick * BUCKET_NS, number * BUCKET_NS)
+            inside = [(at, one) for at, one in known if tick <= at < number]
+            assert total.accepted == sum(one for _, one in inside)
+            in_order = [one for _, one in sorted(inside, key=lambda pair: pair[0])]
+            assert total.prompt_lengths == in_order

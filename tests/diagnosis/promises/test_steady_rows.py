@@ -140,8 +140,9 @@ def counted(facts: list[Fact]) -> list[Any]:
         aggregator.on_fact(fact)
         if fact_ns(fact) >= end_ns + BUCKET_NS:
             found.append(counts_of(aggregator.counts(end_ns - BUCKET_NS, end_ns)))
+            found.append(aggregator.requests.open_lengths())
             end_ns += BUCKET_NS
-    aggregator.counts(0, end_ns)
+    aggregator.requests.open_lengths()  # brings all of them up to date
     ids = [fact.seq_id for fact in facts if isinstance(fact, SequenceSubmitted)]
     states = [aggregator.requests.state(seq_id) for seq_id in ids]
     found += [(one.tokens, one.last_ns, one.stage) for one in states if one is not None]
@@ -154,7 +155,6 @@ def counts_of(counts: Counts) -> tuple[Any, ...]:
         round(counts.later_tokens, 6),
         counts.live_ns,
         counts.zombie_rows_by_sequence,
-        sorted(counts.open_lengths),
         counts.first_commit_logs,
     )
 
