@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
-from diagnosis.attribution.first_links import charge_first_links
+from diagnosis.attribution.first_links import charge_first_links, of_a_wave
 from diagnosis.attribution.queue import take_queue
 from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
@@ -60,10 +60,10 @@ def blame(window: Window, reference: Reference) -> Blame:
     if engine is not None:
         _take_beside(found, engine, scale)
     charged_ns = sum(found.harm_ns.values())
-    unnamed_ns = _first(found, window, reference)
+    _first(found, window, reference, gateway)
     first_ns = stages[Stage.FIRST] - (sum(found.harm_ns.values()) - charged_ns)
     _deliver(found, window, gateway)
-    first_ns -= charge_first_links(found, window, reference, gateway, unnamed_ns)
+    charge_first_links(found, window, reference)
     queued_ns = max(0.0, min(first_ns, sum(window.counts.waited_ns.values())))
     fuller_ns = 0.0 if engine is None else min(engine.fuller_ns, stages[Stage.DECODE])
     found.load_ns = fuller_ns + queued_ns + found.harm_ns[S.QUEUE_OVERLOAD]
@@ -112,7 +112,12 @@ def _gateway(found: Blame, window: Window, reference: Reference) -> Charges:
 def _ingest(found: Blame, gateway: Charges) -> None:
     spent_ns = found.stages_ns[Stage.INGEST]
     found.facts[M.INGEST] = spent_ns / 1e6
-    _share(found, shares_of(gateway) or {S.INGEST_BACKLOG: 1.0}, spent_ns)
+    _share(found, _held_up(gateway), spent_ns)
+
+
+def _held_up(gateway: Charges) -> Charges:
+    """Shares of what delayed requests in the gateway."""
+    return shares_of(gateway) or Charges({S.INGEST_BACKLOG: 1.0})
 
 
 def _deliver(found: Blame, window: Window, gateway: Charges) -> None:
@@ -142,9 +147,8 @@ def _in_decode(found: Blame, window: Window) -> Charges:
     return parts
 
 
-def _first(found: Blame, window: Window, reference: Reference) -> float:
-    """Before the first token: in the queue, and in the steps that compute the prompt. Returns the
-    ns in the queue that have no cause."""
+def _first(found: Blame, window: Window, reference: Reference, gateway: Charges) -> None:
+    """Before the first token: in the queue, and in the steps that compute the prompt."""
     waited_ns = float(sum(window.counts.waited_ns.values()))
     spent_ns = found.stages_ns[Stage.FIRST]
     running_ns = 0.0
@@ -152,17 +156,14 @@ def _first(found: Blame, window: Window, reference: Reference) -> float:
         running_ns = found.engine.prompting_total_ns
     share = waited_ns / (waited_ns + running_ns) if waited_ns + running_ns else 1.0
     _take_waits(found, window)
-    named = 0.0
-    for effect, shares in _waits(found, window, reference).items():
+    for effect, shares in _waits(found, window, reference, gateway).items():
         _share(found, shares, share * spent_ns)
-        named += sum(shares.values())
         for symptom, part in shares.items():
             if symptom is not effect and part > 0:
                 before_ns = found.through.get((symptom, effect), 0.0)
                 found.through[symptom, effect] = before_ns + part * share * spent_ns
     if found.engine is not None:
         _charge(found, found.engine.prompting_ns, (1 - share) * spent_ns)
-    return max(0.0, 1 - named) * share * spent_ns
 
 
 def _take_waits(found: Blame, window: Window) -> None:
@@ -184,10 +185,14 @@ def _take_waits(found: Blame, window: Window) -> None:
         found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)
 
 
-def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, Charges]:
+def _waits(
+    found: Blame, window: Window, reference: Reference, gateway: Charges
+) -> dict[Symptom, Charges]:
     """Shares of the queue's time by cause, for each effect: what the head of the queue waits for.
     Those behind a head that waits for its own grammar, adapter or client are a queue. A few loads
-    of adapters are first loads."""
+    of adapters are first loads. A wave is due to what held it up in the gateway, however fast the
+    engine is."""
+    wave, held_up = of_a_wave(found, window, reference), _held_up(gateway)
     parts: dict[Symptom, Charges] = defaultdict(Charges)
     contributors = (
         Charges() if found.engine is None else shares_of(queue_contributors(found.engine))
@@ -211,7 +216,9 @@ def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, 
                 _slot_holders(window, contributors) if reason is WaitReason.SEQS else contributors
             )
             for symptom, share in causes.items():
-                parts[S.QUEUE_OVERLOAD][symptom] += share * spent_ns
+                parts[S.QUEUE_OVERLOAD][symptom] += (1 - wave) * share * spent_ns
+            for symptom, share in held_up.items() if wave and spent_ns else ():
+                parts[S.QUEUE_OVERLOAD][symptom] += wave * share * spent_ns
     total_ns = sum(window.counts.waited_ns.values())
     return {
         effect: Charges({symptom: ns / total_ns for symptom, ns in causes.items()})

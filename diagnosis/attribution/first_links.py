@@ -33,15 +33,11 @@ from diagnosis.symptoms import Symptom
 S, M = Symptom, Measurement
 
 
-def charge_first_links(
-    found: Blame, window: Window, reference: Reference, gateway: Charges, unnamed_ns: float
-) -> float:
-    """Move harm to the first links that are proven. `gateway` is what delayed the gateway,
-    `unnamed_ns` the time in the queue that has no cause. Returns what is charged of it."""
+def charge_first_links(found: Blame, window: Window, reference: Reference) -> None:
+    """Move harm to the first links that are proven."""
     found.facts |= held_facts(window)
     _blocks(found, window, reference)
     _loop(found, window, reference)
-    return _wave(found, window, reference, gateway, unnamed_ns)
 
 
 def held_facts(window: Window) -> Taken:
@@ -126,24 +122,17 @@ def is_on_the_loop(window: Window, reference: Reference) -> tuple[bool, Taken]:
     return bool(blocked_ns) and is_work and blocked_ns >= ON_THE_LOOP * work_ns, taken
 
 
-def _wave(
-    found: Blame, window: Window, reference: Reference, gateway: Charges, unnamed_ns: float
-) -> float:
-    """Requests that the gateway held up come to the engine at once, and wait for each other.
-    Returns the ns that are charged to that."""
+def of_a_wave(found: Blame, window: Window, reference: Reference) -> float:
+    """The share of the queue's time in which requests that the gateway had held up waited for each
+    other, since they came to the engine at once; 0 where that is not proven."""
     came = window.counts.admissions
     limit_ns = max(LEAST_HELD_BEFORE_NS, HELD_BEFORE * reference.stage_ns[Stage.INGEST])
     queued_ns = sum(max(0, admitted - submitted) for _, submitted, admitted in came)
     own_ns, all_ns = wave_ns(came, limit_ns)
     found.facts[M.WAVE] = own_ns / 1e6 if came else None
-    causes = shares_of(gateway) or Charges({S.INGEST_BACKLOG: 1.0})
     if not queued_ns or own_ns < WAVE_SHARE * queued_ns:
         return 0.0
-    wave = unnamed_ns * all_ns / queued_ns
-    for symptom, share in causes.items():
-        found.harm_ns[symptom] += share * wave
-        _add(found, symptom, S.QUEUE_OVERLOAD, share * wave)
-    return wave
+    return all_ns / queued_ns
 
 
 def wave_ns(came: Sequence[tuple[int, int, int]], limit_ns: float) -> tuple[int, int]:

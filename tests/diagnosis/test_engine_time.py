@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 import pytest
 
+from diagnosis.attribution.blame import blame
 from diagnosis.attribution.charges import Charges, EngineTime
 from diagnosis.attribution.engine_time import (
     _name_longer_prompts,
     engine_time,
     queue_contributors,
 )
-from diagnosis.detection.counts import Counts
+from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
 from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.reasons import WaitReason
 
 S = Symptom
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -286,3 +290,25 @@ def test_the_usual_budget_is_the_configured_one_however_little_time_steps_had() 
     assert fit_baseline(10.0, Counts(), timed, auto).budget_tokens == 256
     strict = msgspec.structs.replace(auto, itl_target_ns=5 * MS)
     assert fit_baseline(10.0, Counts(), timed, strict).budget_tokens == 18
+
+
+@pytest.mark.parametrize(("held_up_ns", "first"), [(SECOND, S.INGEST_BACKLOG), (0, S.HOST_STALL)])
+def test_a_wave_is_due_to_what_held_it_up_also_where_steps_are_slower(
+    held_up_ns: int, first: Symptom
+) -> None:
+    """Four requests wait for three seconds each while steps have a pause. They came at once, after
+    a second in the gateway; or each in its time."""
+    steps = decodes(1, 10, 250, more_ms=6)
+    came = [(0, held_up_ns, held_up_ns + 3 * SECOND)] * 4
+    counts = Counts(
+        requests=4, first_tokens=4, admitted=4, admissions=came,
+        live_ns=Counter({Stage.FIRST: 12 * SECOND}),
+        waited_ns=Counter({WaitReason.BUDGET: 12 * SECOND}),
+    )  # fmt: skip
+    window = Window(
+        seconds=4.0, counts=counts, later_half=Counts(), steps=Steps(steps), started=STARTED
+    )
+    found = blame(window, baseline())
+
+    assert found.harm_ns.ranked()[0][0] is first
+    assert found.through[first, S.QUEUE_OVERLOAD] > 9 * SECOND

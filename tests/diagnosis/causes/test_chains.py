@@ -58,7 +58,7 @@ def charged(harm: dict[Symptom, float], window: Window) -> Blame:
         Charges({symptom: s * SECOND for symptom, s in harm.items()}),
         dict.fromkeys(Stage, 0.0) | {Stage.DECODE: SECOND * sum(harm.values())}, EngineTime(),
     )  # fmt: skip
-    charge_first_links(found, window, slo_baseline(), Charges(), 0.0)
+    charge_first_links(found, window, slo_baseline())
     return found
 
 
@@ -107,7 +107,7 @@ def test_a_pool_that_became_smaller_is_the_cause_itself() -> None:
         dict.fromkeys(Stage, 0.0), EngineTime(),
     )  # fmt: skip
     reference = msgspec.structs.replace(slo_baseline(), started=larger)
-    charge_first_links(found, window, reference, Charges(), 0.0)
+    charge_first_links(found, window, reference)
 
     assert found.harm_ns[S.KV_EXHAUSTION] == SECOND
 
