@@ -21,10 +21,9 @@ from lab.drills.traffic import TENANTS, Mix, PlannedRequest, Reader, Scene
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
-_STREAM = Mix(name="told", prompt=(16, 32), output=(44, 56), fields={"n": 4, "logprobs": 20})
-_STREAM_TOKENS, _STREAM_LOAD = 200.0, 0.35
-_LEAST_EVERY_S, _HELD_TOGETHER = 4.0, 3.5
-_BATCH_PROMPTS = 250
+_STREAM = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
+_STREAM_TOKENS, _STREAM_LOAD, _LEAST_EVERY_S = 440.0, 0.35, 4.0
+_BATCH_PROMPTS, _BATCHES_EVERY_S = 250, 8.0
 _LEFT = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
 _ESSAY = Mix(name="essay", prompt=(8, 16), output=(100, 160))
@@ -35,7 +34,7 @@ def _held_blocks(scene: Scene) -> list[PlannedRequest]:
     begin_s, end_s = scene.fault_span_s
     draw, found = scene.rng("held"), list[PlannedRequest]()
     every_s = max(_LEAST_EVERY_S, _STREAM_TOKENS / (_STREAM_LOAD * scene.capacity.tokens_per_s))
-    stops_reading = Reader(stop_after_tokens=12, stop_s=_HELD_TOGETHER * every_s)
+    stops_reading = Reader(stop_after_tokens=12, stop_s=scene.phases.fault_s)
     for number in range(math.ceil(scene.phases.end_s / every_s)):
         at_s = (number + 0.5) * every_s
         is_slow = begin_s <= at_s < end_s and number % 4 < round(4 * scene.intensity)
@@ -66,7 +65,9 @@ def _leavers(scene: Scene) -> list[PlannedRequest]:
 
 def _many_batches(scene: Scene) -> list[PlannedRequest]:
     burst = round(scene.intensity)
-    times_s = scene.arrival_times("batches", burst / 4.0, *scene.fault_span_s, burst=burst)
+    times_s = scene.arrival_times(
+        "batches", burst / _BATCHES_EVERY_S, *scene.fault_span_s, burst=burst
+    )
     body = long_batch(scene.rng("batch"), _BATCH_PROMPTS)
     return scene.baseline() + [
         PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
@@ -113,11 +114,11 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         "slow_client",
         "kv_exhaustion",
         "kv_thrash",
-        level=0.75,
+        level=1.0,
         name="readers_then_thrash",
         about="streams that nobody reads keep their blocks, and long outputs lose theirs",
         unit="of long streams",
-        flags=(*SMALL_CACHE, "--stream-buffer", "16"),
+        flags=("--kv-memory", "18MiB", "--max-model-len", "256", "--stream-buffer", "16"),
         load=0.2,
         traffic=_held_blocks_and_essays,
         clean=lambda scene: _held_blocks_and_essays(replace(scene, intensity=0.0)),
@@ -125,11 +126,11 @@ COMPOUNDS: tuple[Mechanism, ...] = (
     _chain(
         "ingest_backlog",
         "queue_overload",
-        level=4.0,
+        level=8.0,
         name="batches_then_wave",
         about="batches of long prompts hold up what comes after them, which then comes all at once",
         unit="at once",
-        flags=(*_FEW_SLOTS, "--ingest-workers", "1"),
+        flags=("--max-num-seqs", "2", "--ingest-workers", "1"),
         mix=NOTED,
         load=0.7,
         traffic=_many_batches,
@@ -216,7 +217,7 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         unit="flushes a second",
         flags=("--max-num-seqs", "4"),
         mix=SHARED_PREFIX,
-        load=0.75,
+        load=0.9,
         traffic=with_warm_cache,
         injection=lambda scene: CacheFlushing(scene.intensity),
     ),
