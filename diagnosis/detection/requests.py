@@ -325,7 +325,7 @@ class Requests:
         ]
 
     def _settle(self, request: RequestState) -> None:
-        """Something else comes about it than one token more: its rows are looked at again."""
+        """Add the tokens that it had so far; its next rows are looked at one by one."""
         for seq_id in request.firsts_ns:
             self._steady.leave(seq_id)
 

@@ -1,9 +1,11 @@
 """Streams that get one token in each step, counted by step and not by row.
 
 In a server with many streams nearly every row of a step is of a sequence that had a token in the
-step before: it gets one more, and all of them after the same gap. Such sequences are steady. What
-a step gave to them is noted once; it is added to a sequence when that leaves, or when somebody
-asks. So a fold looks only at the rows of the other sequences one by one.
+step before too. It gets one more, and the gap before it is the time between the two commits, which
+is the same for all of them. Such a sequence is steady, and its row is plain: a decode that gives
+one token. Of a step, one gap is kept for all steady sequences. Their tokens and gaps are added up
+when a sequence is no longer steady, or when they are needed. Only the other rows are looked at one
+by one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import NamedTuple
 from diagnosis.detection.late import NEVER_NS
 from telemetry.facts.engine_records import Row, StepRecorded
 
-_KEPT = 64  # steps that are noted before they are added
+_KEPT = 64  # gaps, until they are added up
 
 Settle = Callable[[int, int, int, int], None]
 
@@ -56,7 +58,7 @@ class SteadyRows:
 
     def __init__(self, settle: Settle) -> None:
         self._settle = settle
-        self._since: dict[int, int] = {}  # notes that a sequence has had, by sequence
+        self._since: dict[int, int] = {}  # gaps that are not those of a sequence
         self._gaps_ns: list[int] = []  # of each step
         self._last_ns = 0
         self._limit_ns = NEVER_NS
@@ -66,9 +68,9 @@ class SteadyRows:
         return len(self._since)
 
     def step(self, step: StepRecorded) -> Sequence[Row]:
-        """Note a step. Returns the rows to be looked at: those of other sequences, and all where
-        the gap is longer than one of the sequences may have. Who has no plain row is not steady any
-        more."""
+        """Count a step. Returns the rows to be looked at: those of sequences that are not steady,
+        or all, where the gap is longer than the limit of a steady one. A sequence without a plain
+        row is not steady any more."""
         since, gap_ns = self._since, step.committed_ns - self._last_ns
         if gap_ns > self._limit_ns:
             self.clear()
@@ -93,7 +95,7 @@ class SteadyRows:
         self._limit_ns = min(self._limit_ns, limit_ns)
 
     def leave(self, seq_id: int) -> None:
-        """It is settled; nothing happens where it is not steady."""
+        """Settle a sequence, which is not steady from now on; nothing where it was not."""
         since = self._since.pop(seq_id, None)
         if since is not None:
             gaps_ns = self._gaps_ns[since:]

@@ -108,8 +108,8 @@ class BookKeeper:
                 self._sequences.pop(fact.seq_id, None)
                 self._queued.pop(fact.seq_id, None)
             case SequencesListed():
-                for seq_id in fact.over(list(self._sequences)):
-                    self._forget(self._sequences[seq_id].request)
+                for sequence in [self._sequences[one] for one in fact.over(list(self._sequences))]:
+                    self._forget(sequence.request)
             case StepCostSet():
                 self.clock.cost = fact
             case EngineIdled():
@@ -210,11 +210,12 @@ class BookKeeper:
             self._queued.pop(seq_id, None)
 
     def _settle(self, request: LiveRequest) -> None:
+        """Add the gaps that it had so far; its next rows are looked at one by one."""
         for seq_id in request.sequences:
             self._steady.leave(seq_id)
 
     def _add_gaps(self, seq_id: int, gaps: int, worst_ns: int, at_ns: int) -> None:
-        """It had a token in each of the last steps."""
+        """So many gaps were counted together with those of others; `at_ns` ended the last one."""
         sequence = self._sequences[seq_id]
         request = sequence.request
         request.gaps += gaps

@@ -16,10 +16,10 @@ from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.steady_rows import SteadyRows
 from diagnosis.promises.book_keeper import BookKeeper
 from lab.twins.registry import TWINS
-from telemetry.facts.engine_records import Row, StepRecorded
+from telemetry.facts.engine_records import Row, SequencesListed, StepRecorded
 from telemetry.facts.records import Fact, SequenceSubmitted, fact_ns
-from telemetry.requests.slo_policy import SloPolicy
-from tests.support.worlds.facts import MS, decode, prefill, step
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+from tests.support.worlds.facts import MS, accepted, decode, prefill, step, submitted
 from tests.support.worlds.twins.cases import twin
 
 LIMIT_MS = 40
@@ -180,3 +180,12 @@ def judged(facts: list[Fact], policy: SloPolicy) -> list[Any]:
                 found.append((name, long, book.worst_gap_p95_ns(), book.parts(), book.excess_ns))
             end_ns += BUCKET_NS
     return found
+
+
+def test_the_lost_ends_of_several_choices_end_their_request_once() -> None:
+    keeper = BookKeeper(DEFAULT_POLICY)
+    for fact in (accepted(), submitted(seq_id=1), submitted(seq_id=2)):
+        keeper.on_fact(fact)
+    keeper.on_fact(SequencesListed(at_ns=9 * MS, seq_ids=(), last_seq_id=2))
+
+    assert keeper.live == 0
