@@ -10,16 +10,28 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.steady_rows import SteadyRows
+from diagnosis.detection.window import window_of
 from diagnosis.promises.book_keeper import BookKeeper
 from lab.twins.registry import TWINS
 from telemetry.facts.engine_records import Row, SequencesListed, StepRecorded
-from telemetry.facts.records import Fact, SequenceSubmitted, fact_ns
+from telemetry.facts.records import Fact, RequestsListed, SequenceSubmitted, fact_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
-from tests.support.worlds.facts import MS, accepted, decode, prefill, step, submitted
+from tests.support.worlds.facts import (
+    MS,
+    accepted,
+    decode,
+    prefill,
+    queued,
+    request_ended,
+    step,
+    submitted,
+    tokenized,
+)
 from tests.support.worlds.twins.cases import twin
 
 LIMIT_MS = 40
@@ -189,3 +201,74 @@ def test_the_lost_ends_of_several_choices_end_their_request_once() -> None:
     keeper.on_fact(SequencesListed(at_ns=9 * MS, seq_ids=(), last_seq_id=2))
 
     assert keeper.live == 0
+
+
+def running(until_ms: int = 100) -> Aggregator:
+    """A request whose sequence gets a token every ten milliseconds."""
+    aggregator = Aggregator()
+    first = step(0, 3, 10, [prefill(1)])
+    for fact in (accepted(), tokenized(), submitted(), queued(), first):
+        aggregator.on_fact(fact)
+    decoding(aggregator, 10, until_ms, [decode(1)])
+    return aggregator
+
+
+def decoding(aggregator: Aggregator, from_ms: int, until_ms: int, rows: list[Row]) -> None:
+    for at_ms in range(from_ms, until_ms, 10):
+        aggregator.on_fact(step(at_ms // 10, at_ms, at_ms + 10, rows))
+
+
+def test_a_number_that_is_given_again_has_no_tokens_of_the_sequence_before() -> None:
+    aggregator = running()
+    before = aggregator.requests.state(1)
+    aggregator.on_fact(accepted("r2", 101))
+    aggregator.on_fact(submitted("r2", 102))
+    aggregator.requests.open_lengths()
+    now = aggregator.requests.state(1)
+
+    assert before is not None
+    assert now is not None
+    assert (before.tokens, now.tokens) == ({1: 10}, {1: 0})
+
+
+def test_a_further_choice_of_a_running_request_is_not_late() -> None:
+    aggregator = running()
+    aggregator.on_fact(submitted(at=101, seq_id=2))
+    decoding(aggregator, 100, 400, [decode(1)])
+    decoding(aggregator, 400, 410, [decode(1), prefill(2)])
+
+    assert list(aggregator.requests.late.late) == []
+
+
+def test_a_gap_is_late_by_the_target_that_came_last() -> None:
+    aggregator = running()
+    aggregator.on_fact(replace(queued(at=101), itl_target_ns=20 * MS))
+    aggregator.on_fact(step(10, 100, 130, [decode(1)]))
+
+    assert [one.limit_ns for one in aggregator.requests.late.late] == [20 * MS]
+
+
+def test_a_sequence_with_two_rows_in_a_step_is_looked_at() -> None:
+    known = Tokens(True)
+    for number in range(3):
+        known.step(step(number, 20 * number, 20 * number + 20, [decode(1), decode(2)]))
+    rows = [decode(1), prefill(1), decode(2)]
+
+    assert list(known.steady.step(step(3, 60, 80, rows))) == rows
+
+
+def test_a_window_has_the_lengths_so_far_and_who_was_in_flight_in_it() -> None:
+    """Those that run, those that ended in it, and those whose end was lost."""
+    aggregator = running()
+    assert window_of(aggregator, 0, 100 * MS).counts.open_lengths == [10]
+    for fact in (accepted("r2", 5), accepted("r3", 150), request_ended("r1", 110)):
+        aggregator.on_fact(fact)
+    aggregator.on_fact(RequestsListed(at_ns=120 * MS, request_ids=()))
+
+    def active(begin_ms: int, end_ms: int) -> set[str]:
+        found = aggregator.requests.active(begin_ms * MS, end_ms * MS)
+        return {one.request_id for one in found}
+
+    assert active(0, 100) == {"r1", "r2"}
+    assert active(100, 200) == {"r1", "r3"}
+    assert active(115, 200) == {"r3"}
