@@ -33,6 +33,7 @@ from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     COMES_AND_GOES,
     LEAST_STALL_NS,
+    MOST_STALLS,
     RARE_STALLS,
     STALL_RATIO,
     STALLS_PER_S,
@@ -142,7 +143,8 @@ def _rare_stalls(steps: Steps, cost: Cost) -> np.ndarray:
     stood: np.ndarray = lost > np.maximum(LEAST_STALL_NS, STALL_RATIO * predicted)
     is_most = float(lost[stood].sum()) >= MOST * max(1.0, float(lost.sum()))
     busy_s = float(steps.turn_ns.sum()) / 1e9
-    is_rare = stood.sum() <= max(RARE_STALLS * len(steps), STALLS_PER_S * busy_s)
+    few = min(STALLS_PER_S * busy_s, MOST_STALLS * len(steps))
+    is_rare = stood.sum() <= max(RARE_STALLS * len(steps), few)
     return stood if is_most and is_rare else np.zeros(len(steps), bool)
 
 

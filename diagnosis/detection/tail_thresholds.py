@@ -78,6 +78,12 @@ STALLS_PER_S: Annotated[
     "as few are stalls too, however long a step takes",
     "by hand: a quota stops a process in each period of 100 ms",
 ] = 2.0
+MOST_STALLS: Annotated[
+    float,
+    "of the steps",
+    "where more of them stood still, the processor runs less, however long a step takes",
+    "by hand: a quota that lets steps of 60 ms take 240 ms stops two of them a second",
+] = 0.25
 SLOW_RATIO: Annotated[
     float,
     "of its predicted length",

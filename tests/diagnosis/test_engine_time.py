@@ -209,6 +209,25 @@ def test_a_loop_that_stands_still_each_second_is_no_slow_memory(rows: int) -> No
     assert stopped.taken_ns[S.HOST_STALL] == 0
 
 
+def test_a_quota_that_stops_two_of_six_long_steps_a_second_is_no_stall() -> None:
+    """Every third step stands still for longer than a stall must, but the others are slow too: the
+    process runs for less than half of the time."""
+    lengths_ms, usual = (260, 100, 150), slow_reference()
+    places_s = (0.0, 0.26, 0.36)
+    steps = [
+        after(decodes(2, length_ms, 1), (0.51 * number + place_s) * SECOND)
+        for number in range(24)
+        for length_ms, place_s in zip(lengths_ms, places_s, strict=True)
+    ]
+    seconds = int(24 * 0.51 * SECOND)
+    counts = Counts(host_window_ns=seconds, engine_run_ns=int(0.3 * seconds))
+
+    found = charged(np.vstack(steps), counts, reference=usual)
+
+    assert found.taken_ns[S.HOST_STALL] == 0
+    assert found.taken_ns[S.THROTTLED] > 24 * 0.3 * SECOND
+
+
 def test_a_cause_with_almost_no_engine_time_is_not_charged_for_queues() -> None:
     """A quarter of a millisecond of a slow machine is not the cause of the wait for a full
     batch."""

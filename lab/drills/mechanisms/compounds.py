@@ -7,53 +7,33 @@ an episode is seen from its journal (`benchmarks.diagnosis.chains`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from lab.drills.injection import CacheFlushing, HelperInjection, HookInjection, InjectionTarget
 from lab.drills.mechanism import CHAINS, TEST, Mechanism
 from lab.drills.mechanisms.demand import SHARED_PREFIX, with_warm_cache
-from lab.drills.mechanisms.tails.work import NOTED, long_batch
+from lab.drills.mechanisms.tails.work import NOTED
 from lab.drills.mechanisms.work import HEAVY, constrained, open_regex
 from lab.drills.outside import Helper
-from lab.drills.traffic import TENANTS, Mix, PlannedRequest, Reader, Scene
+from lab.drills.traffic import Mix, PlannedRequest, Reader, Scene, completion_body, without
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
-_STREAM = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
-_STREAM_TOKENS, _STREAM_LOAD, _LEAST_EVERY_S = 440.0, 0.35, 4.0
-_BATCH_PROMPTS, _BATCHES_EVERY_S = 250, 8.0
+_WORDS, _LETTERS = 20_000, 12
+_REQUESTS_BETWEEN = 40  # usual ones in the time from document to document
+_BRIEF = replace(NOTED, name="noted, brief", output=(4, 12))
 _LEFT = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
-_ESSAY = Mix(name="essay", prompt=(8, 16), output=(100, 160))
 
 
-def _held_blocks(scene: Scene) -> list[PlannedRequest]:
-    """Streams that nobody reads in the fault; their sequences pause and keep their blocks."""
-    begin_s, end_s = scene.fault_span_s
-    draw, found = scene.rng("held"), list[PlannedRequest]()
-    every_s = max(_LEAST_EVERY_S, _STREAM_TOKENS / (_STREAM_LOAD * scene.capacity.tokens_per_s))
-    stops_reading = Reader(stop_after_tokens=12, stop_s=scene.phases.fault_s)
-    for number in range(math.ceil(scene.phases.end_s / every_s)):
-        at_s = (number + 0.5) * every_s
-        is_slow = begin_s <= at_s < end_s and number % 4 < round(4 * scene.intensity)
-        found.append(
-            PlannedRequest(
-                at_s=at_s,
-                body=_STREAM.body(draw),
-                tenant=TENANTS[number % len(TENANTS)],
-                reader=stops_reading if is_slow else Reader(),
-                is_culprit=is_slow,
-            )
-        )
-    return scene.baseline() + [one for one in found if one.at_s < scene.phases.end_s]
-
-
-def _held_blocks_and_essays(scene: Scene) -> list[PlannedRequest]:
-    """The same among long outputs, which grow while the blocks are held."""
-    essays = scene.requests("essays", 0.12 * scene.rate_per_s, scene.whole_span_s, _ESSAY)
-    return _held_blocks(scene) + essays
+def _longer_prompts(scene: Scene) -> list[PlannedRequest]:
+    """As many requests, whose prompts are so many times as long in the fault."""
+    low, high = scene.mix.prompt
+    longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
+    span_s = scene.fault_span_s
+    grown = scene.requests("grown", scene.rate_per_s, span_s, longer, is_culprit=True)
+    return without(scene.baseline(), span_s) + grown
 
 
 def _leavers(scene: Scene) -> list[PlannedRequest]:
@@ -63,12 +43,17 @@ def _leavers(scene: Scene) -> list[PlannedRequest]:
     )
 
 
-def _many_batches(scene: Scene) -> list[PlannedRequest]:
-    burst = round(scene.intensity)
-    times_s = scene.arrival_times(
-        "batches", burst / _BATCHES_EVERY_S, *scene.fault_span_s, burst=burst
-    )
-    body = long_batch(scene.rng("batch"), _BATCH_PROMPTS)
+def _whole_documents(scene: Scene) -> list[PlannedRequest]:
+    """Documents of megabytes, one at a time, of which the last 16 tokens are wanted: each is split
+    into tokens for as long as some usual requests take, and then costs the engine little."""
+    draw = scene.rng("documents")
+    letters = draw.integers(ord("a"), ord("z") + 1, (_WORDS, _LETTERS))
+    known = [bytes(row.tolist()).decode() for row in letters]
+    count = round(scene.intensity * 1e6 / (_LETTERS + 1))
+    words = [known[int(place)] for place in draw.integers(_WORDS, size=count)]
+    body = completion_body(" ".join(words), 1, truncate_prompt_tokens=16)
+    rate_per_s = scene.capacity.requests_per_s / _REQUESTS_BETWEEN
+    times_s = scene.arrival_times("documents", rate_per_s, *scene.fault_span_s, regular=True)
     return scene.baseline() + [
         PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
     ]
@@ -99,41 +84,42 @@ def _chain(*links: str, level: float, **more: Any) -> Mechanism:
 
 COMPOUNDS: tuple[Mechanism, ...] = (
     _chain(
-        "slow_client",
+        "long_prompts",
         "kv_exhaustion",
-        level=1.0,
-        name="readers_hold_blocks",
-        about="streams that nobody reads keep their blocks, and others wait for these",
-        unit="of long streams",
-        flags=(*SMALL_CACHE, "--stream-buffer", "16"),
-        load=0.2,
-        traffic=_held_blocks,
-        clean=lambda scene: _held_blocks(replace(scene, intensity=0.0)),
+        level=6.0,
+        name="prompts_then_cache",
+        about="prompts become longer and fill the cache, and others wait for blocks",
+        unit="times as long",
+        flags=("--kv-memory", "16MiB", "--max-model-len", "352"),
+        load=0.45,
+        traffic=_longer_prompts,
+        clean=Scene.baseline,
     ),
     _chain(
-        "slow_client",
-        "kv_exhaustion",
-        "kv_thrash",
-        level=1.0,
-        name="readers_then_thrash",
-        about="streams that nobody reads keep their blocks, and long outputs lose theirs",
-        unit="of long streams",
-        flags=("--kv-memory", "18MiB", "--max-model-len", "256", "--stream-buffer", "16"),
-        load=0.2,
-        traffic=_held_blocks_and_essays,
-        clean=lambda scene: _held_blocks_and_essays(replace(scene, intensity=0.0)),
+        "host_stall",
+        "queue_overload",
+        level=500.0,
+        name="stalls_then_queue",
+        about="each second the engine's loop waits for the disk, so that requests wait for a slot",
+        unit="ms",
+        flags=_FEW_SLOTS,
+        load=0.65,
+        injection=lambda scene: HookInjection(
+            "engine", "stall", kind="write", ms=scene.intensity, every_ms=1000
+        ),
     ),
     _chain(
         "ingest_backlog",
         "queue_overload",
-        level=8.0,
-        name="batches_then_wave",
-        about="batches of long prompts hold up what comes after them, which then comes all at once",
-        unit="at once",
+        level=7.0,
+        name="documents_then_wave",
+        about="whole documents, whose end is wanted, hold up what comes after them, which then "
+        "comes all at once",
+        unit="megabytes",
         flags=("--max-num-seqs", "2", "--ingest-workers", "1"),
-        mix=NOTED,
+        mix=_BRIEF,
         load=0.7,
-        traffic=_many_batches,
+        traffic=_whole_documents,
         clean=Scene.baseline,
     ),
     _chain(
