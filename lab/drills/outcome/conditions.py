@@ -14,8 +14,9 @@ from telemetry.host.proc import pressure_ns, steal_ns
 from telemetry.numbers.quantiles import quantile
 
 LAG_LIMIT_MS = 5.0
-CHAIN_LAG_LIMIT_MS = 25.0
-"""A fault that brings about another one delays requests by seconds."""
+LONG_LAG_LIMIT_MS = 25.0
+"""Where requests may be late by seconds: by a fault that brings about another, or in hours of
+traffic near the capacity."""
 STEAL_LIMIT = 0.10
 FOREIGN_LIMIT = 0.10
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat
