@@ -287,22 +287,18 @@ def _plain(
 
 
 def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Coefficients, all at least 0: the most negative one is removed until none is negative. All
-    of these fits are solved from one QR decomposition, which has as many rows as columns."""
+    """Coefficients, all at least 0: the most negative one is removed until none is negative."""
     weighted = columns / spans[:, None]
+    target = np.ones(len(spans))
     scale = np.abs(weighted).max(axis=0)
     kept = [index for index in range(columns.shape[1]) if not index or np.ptp(columns[:, index])]
-    scaled = np.column_stack((weighted[:, kept] / scale[kept], np.ones(len(spans))))
-    small = np.linalg.qr(scaled, mode="r")
-    least = np.finfo(np.float64).eps * max(scaled.shape)  # of the largest singular value
-    found, places = np.zeros(columns.shape[1]), list(range(len(kept)))
-    while places:
-        solution, *_ = np.linalg.lstsq(small[:, places], small[:, -1], rcond=least)
+    found = np.zeros(columns.shape[1])
+    while kept:
+        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], target, rcond=None)
         if (solution >= 0).all():
-            used = [kept[place] for place in places]
-            found[used] = solution / scale[used]
+            found[kept] = solution / scale[kept]
             break
-        places.pop(int(np.argmin(solution)))
+        kept.pop(int(np.argmin(solution)))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -142,38 +141,6 @@ def test_each_preset_recovers_the_cost_that_made_its_data(preset: Preset) -> Non
         again *= spans_ns.sum() / again.sum()
     assert again == pytest.approx(spans_ns, rel=0.002)
     assert found.inliers.sum() == len(loads) - (10 if preset.inliers is not None else 0)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_fit_without_negative_costs_is_that_of_all_steps(seed: int) -> None:
-    """The decomposition that all its least squares share loses nothing: the same as from the steps
-    themselves, also where some terms always come together and costs would be negative."""
-    draw = np.random.default_rng(seed)
-    rows = draw.integers(1, 9 + 4 * (seed % 3), 300)
-    tokens = draw.integers(1, 400, 300) * (draw.random(300) < 0.4)
-    loads = [
-        Load(int(prompt), attention_pairs(int(prompt), 50), int(some), int(some), 90 * int(some),
-             int(some), bool(prompt))
-        for prompt, some in zip(tokens, rows, strict=True)
-    ]  # fmt: skip
-    columns = np.array([BASELINE.columns(load) for load in loads])
-    spans_ns = (5 * MS + 9e3 * tokens + 3e5 * rows) * draw.lognormal(0, 0.2, 300)
-    plain = replace(BASELINE, inliers=None, unbiased=False)
-
-    found = fit(plain, columns, spans_ns).coefficients
-
-    weighted, kept = columns / spans_ns[:, None], list(range(columns.shape[1]))
-    kept = [place for place in kept if place == 0 or np.ptp(columns[:, place])]
-    while True:
-        scale = np.abs(weighted[:, kept]).max(axis=0)
-        solution = np.linalg.lstsq(weighted[:, kept] / scale, np.ones(300), rcond=None)[0]
-        if (solution >= 0).all():
-            break
-        kept.pop(int(np.argmin(solution)))
-    assert list(np.flatnonzero(found)) == [
-        place for place, value in zip(kept, solution, strict=True) if value
-    ]
-    assert found[kept] == pytest.approx(solution / scale, rel=1e-6)
 
 
 def test_the_diagnosis_fits_the_terms_of_its_preset() -> None:
