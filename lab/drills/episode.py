@@ -23,8 +23,7 @@ from lab.drills.capacity import capacity_of
 from lab.drills.collector import Collector
 from lab.drills.commands import baseline_flags, diagnosis_of, save_baseline
 from lab.drills.injection import InjectionTarget
-from lab.drills.mechanism import CHAINS, SOAK, Mechanism, Need
-from lab.drills.outcome.conditions import LAG_LIMIT_MS, LONG_LAG_LIMIT_MS
+from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outcome.labels import FOLDER, seal
 from lab.drills.outcome.result import EpisodeResult
 from lab.drills.outcome.truth import EpisodeRecord, label_of, result_of
@@ -85,8 +84,7 @@ class _Episode:
         self.name = f"{mechanism.symptom}-{mechanism.name}-{spec.seed}"
         self._out_folder = spec.out / self.name
         self._hooks = Hooks(folder, clock)
-        is_long = mechanism.series in (CHAINS, SOAK)
-        self._record = EpisodeRecord(lag_limit_ms=LONG_LAG_LIMIT_MS if is_long else LAG_LIMIT_MS)
+        self._record = EpisodeRecord(lag_limit_ms=mechanism.lag_limit_ms)
         files = () if mechanism.files is None else mechanism.files(folder / "files", spec.model)
         self._flags = (*spec.base_flags(), *mechanism.flags, *files)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lab.drills.harm import Harm
 from lab.drills.injection import Injection
+from lab.drills.outcome.conditions import LAG_LIMIT_MS, LONG_LAG_LIMIT_MS
 from lab.drills.traffic import CHAT_MIX, Mix, PlannedRequest, Scene
 
 DEV, TEST = "dev", "test"
@@ -79,6 +80,11 @@ class Mechanism:
     @property
     def is_fault(self) -> bool:
         return not self.symptom.startswith("healthy")
+
+    @property
+    def lag_limit_ms(self) -> float:
+        """How late its clients may be for an episode to count."""
+        return LONG_LAG_LIMIT_MS if self.series in (CHAINS, SOAK) else LAG_LIMIT_MS
 
     def without_fault(self) -> Mechanism:
         """Its healthy twin: the same server under the same baseline requests, without the fault."""

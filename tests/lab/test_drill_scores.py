@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from benchmarks.diagnosis.score import (
     score,
 )
 from lab.drills.client import Sent
+from lab.drills.mechanism import CHAINS, SOAK, TAILS
 from lab.drills.outcome.conditions import Conditions, read
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import (
@@ -33,6 +35,7 @@ from lab.drills.outcome.result import (
 )
 from lab.drills.outcome.truth import discard_reasons
 from lab.drills.pace import MachineSpeed
+from lab.drills.registry import find
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -115,6 +118,18 @@ def test_an_episode_on_a_loaded_machine_is_discarded() -> None:
     assert calm.discard_reasons() == []
     busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
     assert len(busy.discard_reasons()) == 3
+
+
+@pytest.mark.parametrize(("series", "count"), [("", 1), (TAILS, 1), (CHAINS, 0), (SOAK, 0)])
+def test_clients_may_be_a_little_late_where_requests_are_late_by_seconds(
+    series: str, count: int
+) -> None:
+    mechanism = replace(find("healthy_light", "steady"), series=series)
+    late = Conditions(lag_p99_ms=9.0, foreign=0.02, steal=None, pressure=0.3)
+
+    assert len(late.discard_reasons(mechanism.lag_limit_ms)) == count
+    too_late = msgspec.structs.replace(late, lag_p99_ms=26.0)
+    assert len(too_late.discard_reasons(mechanism.lag_limit_ms)) == 1
 
 
 def test_what_a_server_starts_is_no_foreign_load() -> None:
