@@ -138,7 +138,7 @@ def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> floa
     """Prompt tokens beyond the baseline: of all sequences if their mean grew, else of the few that
     are longer than any in the baseline, which a mean over many short ones hides."""
     lengths, baseline = counts.prompt_lengths, reference.prompt_tokens
-    if _mean_grew(lengths, baseline, reference.prompt_spread, GROWN_LENGTH, sigmas):
+    if _lengths_grew(lengths, baseline, reference.prompt_spread, sigmas):
         return len(lengths) * (counts.prompt_tokens - baseline)
     limit = GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
@@ -150,7 +150,7 @@ def _longer_outputs(counts: Counts, reference: Reference, sigmas: float) -> floa
     """Output tokens beyond the baseline: of all requests if the mean of those that ended grew, else
     of the sequences that run and have more already than nearly any in the baseline."""
     lengths, baseline = counts.output_lengths, reference.output_tokens
-    if _mean_grew(lengths, baseline, reference.output_spread, GROWN_LENGTH, sigmas):
+    if _lengths_grew(lengths, baseline, reference.output_spread, sigmas):
         return counts.requests * (counts.output_tokens - baseline)
     limit = max(GROWN_LENGTH * baseline, baseline + SIGMAS * reference.output_spread)
     longest = [length for length in counts.open_lengths if length > limit]
@@ -220,6 +220,15 @@ def _mean_grew(
         return False
     mean = sum(values) / len(values)
     return mean > times * baseline and mean - baseline > sigmas * spread / len(values) ** 0.5
+
+
+def _lengths_grew(lengths: list[int], baseline: float, spread: float, sigmas: float) -> bool:
+    """Whether their mean grew, and not by one or two of them alone: a baseline of a minute may have
+    none of the long prompts that come now and then."""
+    others = sorted(lengths)[: 1 - LEAST_GROWN]
+    return _mean_grew(lengths, baseline, spread, GROWN_LENGTH, sigmas) and (
+        sum(others) > GROWN_LENGTH * baseline * len(others)
+    )
 
 
 def _requests(counts: Counts) -> int:

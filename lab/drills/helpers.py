@@ -36,7 +36,7 @@ _PERIOD_NS = 50 * _MS
 _QUOTA_NS = 100 * _MS
 _BEAT_NS = 250 * _MS
 _PACE_NICE = -10
-_BEAT_BYTES, _BEAT_PARTS, _RUNS = 2 << 20, 40, 3
+_FAR_BYTES, _FAR_PLACES, _FAR_PARTS, _RUNS = 128 << 20, 2_000, 64, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -135,13 +135,16 @@ def quota(pid: int, share: float, spell_ms: float, period_ms: float) -> None:
 
 def pace() -> None:
     """Write `at_ns compute_ns memory_ns` four times a second, the latter two in CPU time. Each is
-    the best of a few runs, because the first finds the caches filled by other processes."""
-    clock, target = MonotonicClock(), np.empty(_BEAT_BYTES, np.uint8)
-    parts = itertools.cycle(np.ones((_BEAT_PARTS, _BEAT_BYTES), np.uint8))
+    the best of a few runs, because the first finds the caches filled by other processes. Memory is
+    read at places that are far apart: what an engine waits for when neighbours take the shared
+    cache, and a copy of some megabytes does not show."""
+    clock, far = MonotonicClock(), np.ones(_FAR_BYTES >> 3)
+    draw = np.random.default_rng(0)
+    places = itertools.cycle(draw.integers(0, len(far), (_FAR_PARTS, _FAR_PLACES)))
     while True:
         sleep_ns(_BEAT_NS)
         compute_ns = min(_cpu_ns(partial(sum, range(2_000))) for _ in range(_RUNS))
-        memory_ns = min(_cpu_ns(partial(np.copyto, target, next(parts))) for _ in range(_RUNS))
+        memory_ns = min(_cpu_ns(partial(far.take, next(places))) for _ in range(_RUNS))
         sys.stdout.write(f"{clock.now_ns()} {compute_ns} {memory_ns}\n")
         sys.stdout.flush()
 

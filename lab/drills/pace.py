@@ -1,8 +1,8 @@
 """Speed of the engine's core, measured by a process other than the server.
 
-A helper on that core computes the same small piece and reads the same memory four times a second,
-and writes the CPU time of each. Neighbours on the same hardware slow it down as they do the engine,
-so it shows whether the machine was slow when the diagnosis says so.
+A helper on that core computes the same small piece and reads memory here and there four times a
+second, and writes the CPU time of each. Neighbours on the same hardware slow it down as they do the
+engine, so it shows whether the machine was slow when the diagnosis says so.
 """
 
 from __future__ import annotations
