@@ -101,6 +101,29 @@ def test_the_required_certainty_falls_without_steps() -> None:
     assert found[20] == grown[20] - 200
 
 
+@pytest.mark.parametrize(
+    ("lengths", "is_longer"),
+    [
+        ([28, 35, 240], False),
+        ([28, 35, 40, 110, 117], False),
+        ([240, 260], False),
+        ([28, 35, 240, 230, 260], True),
+        ([90, 100, 110], True),
+    ],
+)
+def test_one_or_two_long_requests_are_no_growth(lengths: list[int], is_longer: bool) -> None:
+    """They come now and then, and a baseline of a minute need not have had any. Of three on their
+    lengths count, of prompts and of answers."""
+    came = arrived({"red": len(lengths)}, prompts=lengths)
+    came.output_lengths += lengths
+    usual = msgspec.structs.replace(baseline(), longest_prompt=400)
+
+    found = demand_delta(window(came, Counts(), seconds=1.5), usual)
+
+    assert (S.PREFILL_INTERFERENCE in found.prompt_tokens) is is_longer
+    assert (found.output_tokens > 0) is is_longer
+
+
 def test_while_a_finding_is_active_a_second_cause_needs_less_certainty() -> None:
     """The alarm has already ruled out chance."""
     count = int(80 + 4.6 * 96**0.5)
