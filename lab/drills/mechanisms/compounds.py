@@ -12,11 +12,12 @@ from typing import Any
 
 from lab.drills.injection import CacheFlushing, HelperInjection, HookInjection, InjectionTarget
 from lab.drills.mechanism import CHAINS, TEST, Mechanism
-from lab.drills.mechanisms.demand import SHARED_PREFIX, with_warm_cache
+from lab.drills.mechanisms.demand import SHARED_PREFIX, longer_prompts, with_warm_cache
+from lab.drills.mechanisms.machine import stall
 from lab.drills.mechanisms.tails.work import NOTED
 from lab.drills.mechanisms.work import HEAVY, constrained, open_regex
 from lab.drills.outside import Helper
-from lab.drills.traffic import Mix, PlannedRequest, Reader, Scene, completion_body, without
+from lab.drills.traffic import Mix, PlannedRequest, Reader, Scene, completion_body
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
@@ -25,15 +26,6 @@ _REQUESTS_BETWEEN = 40  # usual ones in the time from document to document
 _BRIEF = replace(NOTED, name="noted, brief", output=(4, 12))
 _LEFT = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
-
-
-def _longer_prompts(scene: Scene) -> list[PlannedRequest]:
-    """As many requests, whose prompts are so many times as long in the fault."""
-    low, high = scene.mix.prompt
-    longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
-    span_s = scene.fault_span_s
-    grown = scene.requests("grown", scene.rate_per_s, span_s, longer, is_culprit=True)
-    return without(scene.baseline(), span_s) + grown
 
 
 def _leavers(scene: Scene) -> list[PlannedRequest]:
@@ -92,7 +84,7 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         unit="times as long",
         flags=("--kv-memory", "16MiB", "--max-model-len", "352"),
         load=0.45,
-        traffic=_longer_prompts,
+        traffic=lambda scene: longer_prompts(scene, scene.rate_per_s),
         clean=Scene.baseline,
     ),
     _chain(
@@ -104,9 +96,7 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         unit="ms",
         flags=_FEW_SLOTS,
         load=0.65,
-        injection=lambda scene: HookInjection(
-            "engine", "stall", kind="write", ms=scene.intensity, every_ms=1000
-        ),
+        injection=lambda scene: stall(scene, "write"),
     ),
     _chain(
         "ingest_backlog",

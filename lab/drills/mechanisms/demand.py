@@ -39,13 +39,18 @@ def _some_long_prompts(scene: Scene) -> list[PlannedRequest]:
     )
 
 
-def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
-    """Longer prompts, and fewer requests: the same prompt tokens a second."""
+def longer_prompts(scene: Scene, rate_per_s: float) -> list[PlannedRequest]:
+    """The baseline, and in the fault so many requests a second with prompts that are so many times
+    as long instead."""
     low, high = scene.mix.prompt
     longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
-    rate_per_s = scene.rate_per_s / scene.intensity
     requests = scene.requests("grown", rate_per_s, scene.fault_span_s, longer, is_culprit=True)
     return without(scene.baseline(), scene.fault_span_s) + requests
+
+
+def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
+    """Longer prompts, and fewer requests: the same prompt tokens a second."""
+    return longer_prompts(scene, scene.rate_per_s / scene.intensity)
 
 
 def with_warm_cache(scene: Scene) -> list[PlannedRequest]:

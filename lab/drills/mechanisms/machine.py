@@ -24,7 +24,8 @@ def _stopper(target: InjectionTarget) -> list[Helper]:
     ]
 
 
-def _stall(scene: Scene, kind: str) -> HookInjection:
+def stall(scene: Scene, kind: str) -> HookInjection:
+    """The engine's loop stands still for `intensity` ms each second: "gc" or "write"."""
     first = {"what": "heap", "ms": scene.intensity} if kind == "gc" else None
     return HookInjection(
         "engine", "stall", first, kind=kind, ms=scene.intensity, every_ms=_STALL_EVERY_MS
@@ -80,7 +81,7 @@ MACHINE = (
         levels=(200.0, 300.0, 500.0),
         harms=("stall_p50",),
         load=_STALLED_LOAD,
-        injection=lambda scene: _stall(scene, "gc"),
+        injection=lambda scene: stall(scene, "gc"),
     ),
     Mechanism(
         symptom="host_stall",
@@ -91,7 +92,7 @@ MACHINE = (
         levels=(200.0, 300.0, 500.0),
         harms=("stall_p50",),
         load=_STALLED_LOAD,
-        injection=lambda scene: _stall(scene, "write"),
+        injection=lambda scene: stall(scene, "write"),
     ),
     Mechanism(
         symptom="cpu_starvation",
