@@ -205,11 +205,15 @@ def _more_ask_for_choices(requested: list[int], reference: Reference) -> bool:
     if total > MANY or several < LEAST_GROWN:
         return several >= LEAST_GROWN
     share = reference.several_share
-    chance = sum(
+    return binomial_tail(several, total, share) < RARE
+
+
+def binomial_tail(least: int, total: int, share: float) -> float:
+    """The probability of at least so many of a total."""
+    return sum(
         comb(total, count) * share**count * (1 - share) ** (total - count)
-        for count in range(several, total + 1)
+        for count in range(least, total + 1)
     )
-    return chance < RARE
 
 
 def _mean_grew(

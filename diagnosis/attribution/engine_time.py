@@ -113,7 +113,7 @@ def _work(
     larger = steps.prompt_tokens > GROWN_LENGTH * cost.longest_chunk
     larger_ns = float(shared_ns[larger].sum())
     expensive = co_more_ns > (EXPENSIVE - 1) * (co_ns - co_more_ns)
-    several = larger.sum() >= LEAST_LARGER
+    several = larger.sum() >= LEAST_LARGER and not _were_cached(window, reference, larger)
     if not others and expensive and several and larger_ns > MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
     if not others:
@@ -122,6 +122,13 @@ def _work(
     charge_in_proportion(found.beside_ns, others, co_more_ns)
     charge_in_proportion(found.prompting_ns, prompts, own_more_ns)
     _co_decode(found, window, reference, cost, residual)
+
+
+def _were_cached(window: Window, reference: Reference, larger: np.ndarray) -> bool:
+    """Whether larger parts of prompts are only parts that the prefix cache held in the baseline."""
+    counts = window.counts
+    missed = (reference.hit_share - counts.hit_share) * counts.known_tokens
+    return missed > MOST * float(window.steps.prompt_tokens[larger].sum())
 
 
 def _name_longer_prompts(prompts: Charges, co_more_ns: float, own_more_ns: float) -> Charges:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diagnosis.attribution.batches import Batch, Batches
 from diagnosis.attribution.charges import Charges
 from diagnosis.attribution.device_evidence import device_symptom
 from diagnosis.attribution.late_waits import (
@@ -20,8 +21,8 @@ from diagnosis.attribution.late_waits import (
     overlapping,
     wait_shares,
 )
-from diagnosis.attribution.slow_steps import slow_by_kind
-from diagnosis.attribution.thresholds import ALIKE
+from diagnosis.attribution.slow_steps import off_cpu_symptom, slow_by_kind
+from diagnosis.attribution.thresholds import ALIKE, MOST
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.late import Late, LateKind
@@ -30,6 +31,7 @@ from diagnosis.detection.request_state import RequestState
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     CHARGED_SHARE,
+    COLD_HITS,
     COLD_RATIO,
     DECISIVE_SHARE,
     LEAST_STALL_NS,
@@ -55,10 +57,12 @@ _OWN_WAITS = {
 
 class ChargedLate(NamedTuple):
     """A late token with its cause; None: the variation of the queue. `culprit` is the tenant that
-    another one waits for."""
+    another one waits for. It belongs to the blow of `blow_ns`: its end, or when the batch that it
+    waits for came, which may make requests late for seconds."""
 
     late: Late
     symptom: Symptom | None
+    blow_ns: int
     culprit: str | None = None
 
 
@@ -69,6 +73,7 @@ class LateCharger:
         self._aggregator = aggregator
         self._reference = reference
         self._gateway = GatewayTime(aggregator, reference)
+        self._batches = Batches(aggregator.requests.late, reference)
         self._spans: dict[tuple[int, int], Charges] = {}
 
     def charge(self, late: Late) -> ChargedLate:
@@ -76,15 +81,17 @@ class LateCharger:
             parts = self._gateway.charged(late.begin_ns, late.end_ns)
             spent_ns = late.end_ns - late.begin_ns
             parts[S.SLOW_CLIENT] += spent_ns - sum(parts.values())
-            return ChargedLate(late, _cause(parts, spent_ns, late.above_ns))
+            return ChargedLate(late, _cause(parts, spent_ns, late.above_ns), late.end_ns)
         if late.kind is LateKind.GAP:
             usual_ns = self._reference.stage_ns[Stage.DECODE]
-            parts, culprit = self._of_gap(late), None
+            parts, batch = self._of_gap(late), None
         else:
             usual_ns = self._reference.tails.first_ns
-            parts, culprit = self._of_first(late)
+            parts, batch = self._of_first(late)
         symptom = _cause(parts, late.end_ns - late.begin_ns - usual_ns, late.above_ns)
-        return ChargedLate(late, symptom, culprit if symptom is S.UNFAIRNESS else None)
+        if batch is None or symptom not in (S.UNFAIRNESS, S.QUEUE_OVERLOAD):
+            return ChargedLate(late, symptom, late.end_ns)
+        return ChargedLate(late, symptom, batch.begun_ns, batch.tenant)
 
     def _of_gap(self, late: Late) -> Charges:
         request = late.request
@@ -93,7 +100,7 @@ class LateCharger:
             return Charges({cause: float(late.end_ns - late.begin_ns)})
         return self._in_steps(late.begin_ns, late.end_ns)
 
-    def _of_first(self, late: Late) -> tuple[Charges, str | None]:
+    def _of_first(self, late: Late) -> tuple[Charges, Batch | None]:
         """Before its submission the gateway has it, then it waits, then its prompt is computed."""
         request, reference = late.request, self._reference
         submitted_ns = request.submitted_ns or late.end_ns
@@ -113,15 +120,24 @@ class LateCharger:
         waited_ns = max(0.0, queued_ns - stalled_ns)
         for symptom, share in wait_shares(self._aggregator, submitted_ns, late.end_ns).items():
             parts[symptom] += share * waited_ns
-        tenant = batch_of_one_tenant(self._aggregator, reference, late)
+        left_ns = late.end_ns - late.begin_ns - reference.tails.first_ns - sum(parts.values())
+        batch = self._batch_before(late)
+        if batch is not None and batch.tenant != request.tenant:
+            cause = S.QUEUE_OVERLOAD if batch.tenant is None else S.UNFAIRNESS
+            parts[cause] += max(waited_ns, left_ns)
+        return parts, batch
+
+    def _batch_before(self, late: Late) -> Batch | None:
+        """What the request waits for: a tenant that sends many, or requests that came at once."""
+        tenant = batch_of_one_tenant(self._aggregator, self._reference, late)
         if tenant is not None:
-            parts[S.UNFAIRNESS] += waited_ns
-        return parts, tenant
+            return Batch(0, tenant, late.end_ns)
+        return self._batches.before(late)
 
     def _own_prompt(
         self, parts: Charges, request: RequestState, begin_ns: int, end_ns: int
     ) -> None:
-        """A prompt longer than usual, or one that used to be cached."""
+        """A prompt longer than usual, or one that used to be cached, as most were."""
         reference, cost = self._reference, self._reference.cost
         steps = self._aggregator.steps(begin_ns + 1, end_ns + 1)
         if cost is None or not len(steps):
@@ -135,8 +151,11 @@ class LateCharger:
         usual = reference.prompt_tokens * reference.computed_share
         computed = request.prompt_tokens - request.hit_tokens - request.received_tokens
         usual_hit = reference.prompt_tokens * reference.hit_share
-        if computed > COLD_RATIO * usual and request.hit_tokens < usual_hit / 2:
-            parts[S.PREFIX_CACHE_COLD] += (computed - usual) * cost.forward[1]
+        is_cold = request.hit_tokens < COLD_HITS * usual_hit
+        if computed > COLD_RATIO * usual and is_cold and reference.hit_requests_share > MOST:
+            since_ns = request.admitted_ns or begin_ns
+            own_ns = float(self._aggregator.steps(since_ns + 1, end_ns + 1).turn_ns.sum())
+            parts[S.PREFIX_CACHE_COLD] += own_ns * (1 - usual / computed)
 
     def _in_steps(self, begin_ns: int, end_ns: int) -> Charges:
         """ns of (begin, end] by what made its steps longer than they are usually."""
@@ -184,8 +203,10 @@ class LateCharger:
             cost = self._reference.cost
             if slow_ns and cost is not None:
                 seen = window_of(self._aggregator, end_ns - SLOW_SEEN_NS, end_ns + 1)
-                by_device = device_symptom(seen, self._reference, cost)
-                parts[by_device or _slow_kind(seen.steps, cost)] += slow_ns
+                measured = off_cpu_symptom(seen, self._reference, cost) or device_symptom(
+                    seen, self._reference, cost
+                )
+                parts[measured or _slow_kind(seen.steps, cost)] += slow_ns
 
     def _lost_ns(self, begin_ns: int, end_ns: int) -> dict[PauseCause, float]:
         found = dict.fromkeys(PauseCause, 0.0)

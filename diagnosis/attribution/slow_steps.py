@@ -35,6 +35,7 @@ from diagnosis.detection.tail_thresholds import (
     LEAST_STALL_NS,
     MOST_STALLS,
     RARE_STALLS,
+    SLOW_RATIO,
     STALL_RATIO,
     STALLS_PER_S,
 )
@@ -166,6 +167,18 @@ def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
     waited_ns = counts.engine_wait_ns - reference.engine_wait_share * busy_ns
     lost_ns -= reference.engine_lost_share * busy_ns
     return max(0.0, waited_ns) * scale, max(0.0, lost_ns) * scale
+
+
+def off_cpu_symptom(window: Window, reference: Reference, cost: Cost) -> Symptom | None:
+    """What the host samples say of the steps that are slow now and then: the engine's thread waited
+    for a CPU, or did not run. None: it ran, or nothing was measured."""
+    over = window.steps.forward_ns - np.maximum(cost.forward_ns(window.steps), 0.0)
+    is_slow = over > SLOW_RATIO * (window.steps.forward_ns - over)
+    slow_ns = float(over[is_slow].sum())
+    waited_ns, lost_ns = _off_cpu(window, reference)
+    if not slow_ns or max(waited_ns, lost_ns) <= MOST * slow_ns:
+        return None
+    return S.CPU_STARVATION if waited_ns > lost_ns else S.THROTTLED
 
 
 def _slow_cause(

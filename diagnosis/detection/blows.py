@@ -19,7 +19,7 @@ from diagnosis.detection.tail_thresholds import (
     BLOWS_PER_S,
     BLOWS_RATIO,
     BLOWS_THRESHOLD,
-    HELD_PERIODS,
+    HELD_INTERVALS,
     KEPT_BLOWS,
     LEAST_BLOWS,
     LEAST_CONFIRMED,
@@ -78,8 +78,9 @@ class BlowDetector:
     @property
     def held_ns(self) -> int:
         """How long without a blow until it is over."""
-        period_s = self.period_s or 0.0
-        return int(min(MOST_HELD_NS, max(LEAST_HELD_NS, HELD_PERIODS * period_s * 1e9)))
+        intervals = max(1, len(self._times) - 1)
+        mean_ns = (self._times[-1] - self._times[0]) / intervals if self._times else 0.0
+        return int(min(MOST_HELD_NS, max(LEAST_HELD_NS, HELD_INTERVALS * mean_ns)))
 
     def add(self, late_ns: Iterable[int], end_ns: int, usual_per_s: float) -> None:
         """The tick that ends at `end_ns`, with the times of its late tokens, in ascending order."""

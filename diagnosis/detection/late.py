@@ -8,7 +8,7 @@ whatever the target allows. Of every token only a comparison is made; work is do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 from diagnosis.detection.request_state import RequestState
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
+    AT_ONCE_NS,
     FIRST_QUANTILE,
     GAP_QUANTILE,
     LATE_GAP_RATIO,
@@ -46,14 +47,16 @@ class LateKind(StrEnum):
 class Tails(msgspec.Struct, frozen=True, kw_only=True):
     """Of a baseline: percentiles of the gaps (weighted by rows), of first tokens by class ("" is
     all of them) and of deliveries, in ns; the mean time of a request before its submission and to
-    its first token. None, or an absent class: too few to say. `blows_per_s` is how often each cause
-    made requests late."""
+    its first token. None, or an absent class: too few to say. `most_at_once` is the largest number
+    of requests that came within AT_ONCE_NS, `blows_per_s` how often each cause made requests
+    late."""
 
     gap_high_ns: float | None = None
     first_high_ns: dict[str, int] = {}
     delivery_high_ns: int | None = None
     ingest_ns: float = 0.0
     first_ns: float = 0.0
+    most_at_once: int = 0
     blows_per_s: dict[str, float] = {}
 
     def first_limit_ns(self, slo_class: str) -> int:
@@ -91,12 +94,20 @@ class Late(NamedTuple):
 
 
 class _First(NamedTuple):
-    """A first token: its request's class, time before submission, and time to it."""
+    """A first token: its request's class and tenant, time before submission, and time to it."""
 
     at_ns: int
     slo_class: str
+    tenant: str
     ingest_ns: int
     spent_ns: int
+
+
+class Arrival(NamedTuple):
+    """When a request came, and of whom."""
+
+    begun_ns: int
+    tenant: str
 
 
 class LateLog:
@@ -115,7 +126,7 @@ class LateLog:
         """The first token of a request was committed."""
         spent_ns = at_ns - request.begun_ns
         ingest_ns = (request.submitted_ns or at_ns) - request.begun_ns
-        self._firsts.append(_First(at_ns, request.slo_class, ingest_ns, spent_ns))
+        self._firsts.append(_First(at_ns, request.slo_class, request.tenant, ingest_ns, spent_ns))
         limit_ns = self.tails.first_limit_ns(request.slo_class)
         if spent_ns > limit_ns:
             self.late.append(Late(LateKind.FIRST, request, request.begun_ns, at_ns, limit_ns))
@@ -148,6 +159,13 @@ class LateLog:
         recent = takewhile(lambda one: one.at_ns >= begin_ns, reversed(self._firsts))
         return sum(one.at_ns < end_ns for one in recent)
 
+    def arrivals(self, begin_ns: int) -> list[Arrival]:
+        """Requests with a first token that came from `begin_ns` on, the earliest first."""
+        edge_ns = begin_ns - LATE_ORDER_NS
+        recent = takewhile(lambda one: one.at_ns >= edge_ns, reversed(self._firsts))
+        found = [Arrival(one.at_ns - one.spent_ns, one.tenant) for one in recent]
+        return sorted(one for one in found if one.begun_ns >= begin_ns)
+
     def fit(self, begin_ns: int, end_ns: int, steps: Steps) -> Tails:
         """The tails of a stretch with these steps."""
         edge_ns = begin_ns - LATE_ORDER_NS  # nearly in order: what is older need not be looked at
@@ -175,7 +193,25 @@ class LateLog:
             delivery_high_ns=_high({"": deliveries}).get(""),
             ingest_ns=sum(one.ingest_ns for one in firsts) / each,
             first_ns=sum(one.spent_ns for one in firsts) / each,
+            most_at_once=_most_at_once(sorted(one.at_ns - one.spent_ns for one in firsts)),
         )
+
+
+def largest_cluster(times_ns: Sequence[int], within_ns: int) -> tuple[int, int]:
+    """[begin, end) of the places of as many ascending times as lie within `within_ns`; the first
+    of several as large."""
+    best, begin = (0, 0), 0
+    for place, at_ns in enumerate(times_ns):
+        while times_ns[begin] < at_ns - within_ns:
+            begin += 1
+        if place + 1 - begin > best[1] - best[0]:
+            best = begin, place + 1
+    return best
+
+
+def _most_at_once(times_ns: Sequence[int]) -> int:
+    begin, end = largest_cluster(times_ns, AT_ONCE_NS)
+    return end - begin
 
 
 def _high(groups: Mapping[str, Iterable[int]]) -> dict[str, int]:

@@ -108,6 +108,10 @@ COLD_RATIO: Annotated[
     "a prompt with more computed is cold",
     "by hand, as a prompt that has grown",
 ] = 1.5
+COLD_HITS: Annotated[
+    float, "of the usual cached tokens", "with fewer a prompt is cold",
+    "by hand: where a quarter of a shared text is computed anew, it is not shared any more",
+] = 0.75  # fmt: skip
 BATCH_S: Annotated[
     float, "s", "before a late first token: arrivals that it waits behind",
     "by hand: a queue of a faint fault drains in as long",
@@ -115,6 +119,22 @@ BATCH_S: Annotated[
 BATCH_SIGMAS: Annotated[
     float, "sd of a count", "so many arrivals of one tenant are a batch", "as YOUNG_DEMAND_SIGMAS"
 ] = 5.0
+AT_ONCE_NS: Annotated[
+    int, "ns", "requests that come within as long came at once",
+    "by hand: what one program starts together is spread by as much",
+] = 100_000_000  # fmt: skip
+AT_ONCE_RATE_S: Annotated[
+    float, "s", "before a late first token: arrivals that give the rate of the moment",
+    "by hand: several times BATCH_S, so that a surge raises what may come at once by chance",
+] = 10.0  # fmt: skip
+AT_ONCE_CHANCE: Annotated[
+    float, "batches", "by chance before a late token, at most: then they are no chance",
+    "by hand: there must be more than in the baseline too, and they must recur",
+] = 1e-2  # fmt: skip
+OF_ONE_CHANCE: Annotated[
+    float, "probability", "that so many of a batch are of one tenant, who is the culprit then",
+    "by hand: of a batch of four, all of one tenant in ten",
+] = 1e-2  # fmt: skip
 COMES_AND_GOES: Annotated[
     float,
     "of the ticks",
@@ -185,12 +205,12 @@ LEAST_CONFIRMED: Annotated[
     "the mean is the third witness",
 ] = 2
 LEAST_LATE: Annotated[int, "late tokens", "fewer never fire", "one a blow, as LEAST_BLOWS"] = 3
-HELD_PERIODS: Annotated[
+HELD_INTERVALS: Annotated[
     float,
-    "periods",
+    "mean intervals",
     "without a blow for as long: it is over",
-    "by hand: a fault at random intervals of the same mean stays away for longer in one of twenty",
-] = 2.5
+    "a fault at random intervals of the same mean stays away for longer in one of twenty",
+] = 3.0
 LEAST_HELD_NS: Annotated[
     int, "ns", "held at least as long after a blow", "by hand: as long as a mean alarm needs"
 ] = 4_000_000_000

@@ -28,6 +28,7 @@ from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.engine_limits import with_engine_limits
 from diagnosis.verdicts.history import FindingLog
 from diagnosis.verdicts.mean_harm import MeanHarm
+from diagnosis.verdicts.tail_findings import named_by_late
 from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import OWN_ENGINE, RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
@@ -161,7 +162,8 @@ class Diagnoser:
     def _judge(self, end_ns: int) -> None:
         counted, degraded = self._checked(end_ns)
         charged = [one.findings(end_ns, is_whole=not degraded) for one in self._contributors]
-        found = counted if degraded else merged([*charged, counted])
+        of_mean, of_few = charged
+        found = counted if degraded else merged([named_by_late(of_mean, of_few), of_few, counted])
         for annotate in self._annotators:
             found = annotate(found, end_ns)
         if not degraded:

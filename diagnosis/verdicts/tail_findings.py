@@ -16,6 +16,7 @@ from diagnosis.verdicts.rules import RULES
 from diagnosis.verdicts.runbook import runbook_name
 
 S = Symptom
+OF_LONG_PROMPTS = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS)
 _MOST_VICTIMS, _MOST_EXEMPLARS, _MOST_CULPRITS = 10, 3, 5
 _WORDS = {
     LateKind.GAP: "a gap above {limit:.0f} ms",
@@ -69,6 +70,16 @@ def tail_finding(symptom: Symptom, incident: Incident) -> Finding:
         period_s=None if detector.period_s is None else round(detector.period_s, 2),
         blows=detector.blows,
     )
+
+
+def named_by_late(of_mean: Sequence[Finding], of_few: Sequence[Finding]) -> list[Finding]:
+    """The findings of the mean. It charges a long prompt to those beside it as soon as two of them
+    decode, though none of their tokens may be late; where late tokens say that the prompt's own
+    request loses more, theirs stands in its place."""
+    own = next((one for one in of_few if one.symptom is S.LONG_PROMPTS), None)
+    if own is None:
+        return list(of_mean)
+    return [own if one.symptom is S.PREFILL_INTERFERENCE else one for one in of_mean]
 
 
 def _most_common(late: Sequence[ChargedLate]) -> str:

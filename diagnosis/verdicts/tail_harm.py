@@ -19,12 +19,11 @@ from diagnosis.detection.reference import Reference
 from diagnosis.detection.tail_thresholds import LONG_RATIO, MOST_CHARGED
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.mean_harm import MeanHarm
-from diagnosis.verdicts.tail_findings import Incident, tail_finding
+from diagnosis.verdicts.tail_findings import OF_LONG_PROMPTS, Incident, tail_finding
 from telemetry.facts.records import Fact
 
 S = Symptom
 _KEPT = 4_096
-_OF_LONG_PROMPTS = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS)
 
 
 class TailHarm:
@@ -97,7 +96,7 @@ class TailHarm:
         times: dict[Symptom, list[int]] = {}
         for one in self._charged:
             if one.symptom is not None and span_ns[0] <= one.late.end_ns < span_ns[1]:
-                times.setdefault(one.symptom, []).append(one.late.end_ns)
+                times.setdefault(_cause_of(one.symptom), []).append(one.blow_ns)
         self._usual_per_s = {
             symptom.value: usual_rate(len(blows_of(sorted(at_ns))), reference.seconds)
             for symptom, at_ns in times.items()
@@ -107,12 +106,12 @@ class TailHarm:
         times: dict[Symptom, list[int]] = {}
         for one in found:
             if one.symptom is not None:
-                times.setdefault(one.symptom, []).append(one.late.end_ns)
+                times.setdefault(_cause_of(one.symptom), []).append(one.blow_ns)
         for symptom in times:
             self._detectors.setdefault(symptom, BlowDetector())
         rare = usual_rate(0, 0.0 if self._reference is None else self._reference.seconds)
         for symptom, detector in self._detectors.items():
-            detector.is_confirmed |= symptom in self._mean_harm.named
+            detector.is_confirmed |= symptom in map(_cause_of, self._mean_harm.named)
             usual_per_s = self._usual_per_s.get(symptom.value, rare)
             detector.add(sorted(times.get(symptom, ())), end_ns, usual_per_s)
 
@@ -137,17 +136,22 @@ class TailHarm:
             tail_finding(
                 symptom,
                 Incident(
-                    detector=held[symptom],
+                    detector=held[_cause_of(symptom)],
                     late=[one for one in late if names.get(one.symptom) is symptom],
                     share=sum(ns for one, ns in lost_ns.items() if names.get(one) is symptom)
                     / max(1, total_ns),
-                    seconds=(end_ns - (held[symptom].onset_ns or end_ns)) / 1e9,
+                    seconds=(end_ns - (held[_cause_of(symptom)].onset_ns or end_ns)) / 1e9,
                     firsts=firsts,
                 ),
             )
             for symptom in dict.fromkeys(names.values())
         ]
         return sorted(found, key=lambda one: -one.harm_ms)
+
+
+def _cause_of(symptom: Symptom) -> Symptom:
+    """Long prompts are one cause, whose blows are counted together."""
+    return OF_LONG_PROMPTS[0] if symptom in OF_LONG_PROMPTS else symptom
 
 
 def _lost_ns(late: Iterable[ChargedLate]) -> Counter[Symptom]:
@@ -161,11 +165,10 @@ def _lost_ns(late: Iterable[ChargedLate]) -> Counter[Symptom]:
 def _named(
     held: dict[Symptom, BlowDetector], lost_ns: Counter[Symptom]
 ) -> dict[Symptom | None, Symptom]:
-    """The finding that each cause belongs to. Long prompts are one cause, named by who loses more:
-    the requests beside them or their own."""
+    """The finding that each late token belongs to. Long prompts are named by who loses more: the
+    requests beside them or their own."""
     names: dict[Symptom | None, Symptom] = {symptom: symptom for symptom in held}
-    both = [symptom for symptom in _OF_LONG_PROMPTS if symptom in held]
-    if both:
-        worst = max(both, key=lambda symptom: lost_ns[symptom])
-        names |= dict.fromkeys(_OF_LONG_PROMPTS, worst)
+    if OF_LONG_PROMPTS[0] in held:
+        worst = max(OF_LONG_PROMPTS, key=lambda symptom: lost_ns[symptom])
+        names |= dict.fromkeys(OF_LONG_PROMPTS, worst)
     return names

@@ -15,6 +15,7 @@ FAINT: dict[str, Mechanisms] = {
     "long_prompts": faint.LONG_PROMPTS,
     "slow_client": faint.SLOW_CLIENT,
     "unfairness": faint.UNFAIRNESS,
+    "queue_overload": faint.QUEUE,
     "prefix_cache_cold": faint.COLD_CACHE,
     "ingest_backlog": faint.INGEST,
     "grammar_cost": faint.GRAMMAR,

@@ -48,7 +48,7 @@ from lab.drills.traffic import Scene
 from telemetry.facts.clock import Clock, MonotonicClock
 
 SEED = 7000  # of no episode
-_REFERENCE = Phases(warm_up_s=5, reference_s=20, fault_s=0.5, recovery_s=0)
+_REFERENCE = Phases(warm_up_s=5, reference_s=40, fault_s=0.5, recovery_s=0)
 _PROBE = Phases(warm_up_s=1, reference_s=1, fault_s=20, recovery_s=2)
 _IDLE_WITHIN_S, _LOOK_EVERY_S = 20.0, 0.25
 

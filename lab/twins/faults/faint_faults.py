@@ -208,6 +208,24 @@ def _small_batches(run: SimulatedRun, span: Span, draw: Random) -> None:
 UNFAIRNESS: Mechanisms = {"small_batches": Fault(prepare=_half_load, inject=_small_batches)}
 
 
+def _bursts(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Of all tenants, more requests at once than there are slots, every four to six seconds."""
+    setting = run.setting
+    bursts: list[RequestSpec] = []
+    for at_ns in _moments(span, draw, 4.0, 6.0):
+        number = round(setting.limits.max_seqs * draw.uniform(1.0, 1.3))
+        bursts += [
+            setting.spec(draw, n, at_ns + draw.randrange(SECOND // 50)) for n in range(number)
+        ]
+    for spec in bursts:
+        spec.disconnect_ns = None
+    run.add(bursts)
+    run.culprits |= {spec.number for spec in bursts}
+
+
+QUEUE: Mechanisms = {"bursts": Fault(prepare=_half_load, inject=_bursts)}
+
+
 def _long_system_prompts(setting: Setting, draw: Random) -> None:
     setting.system_tokens, setting.system_share = 400, 0.95
     setting.prompt, setting.load = (16, 80), draw.uniform(0.2, 0.3)
@@ -224,15 +242,29 @@ def _salted_tenant(run: SimulatedRun, span: Span, draw: Random) -> None:
         spec.salt = f"{draw.getrandbits(32):x}"
 
 
+def _stamped_tenant(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """One tenant in three puts the time into the second half of the text that all begin with."""
+    for spec in _of_tenant(run, span, "tenant-1"):
+        spec.own_tokens += spec.system_tokens // 2
+        spec.system_tokens //= 2
+
+
 def _shared_by_ten(setting: Setting, draw: Random) -> None:
     _ten_tenants(setting, draw)
     _long_system_prompts(setting, draw)
     setting.systems, setting.load = 1, draw.uniform(0.45, 0.55)
 
 
+def _shared_by_three(setting: Setting, draw: Random) -> None:
+    setting.tenants = {f"tenant-{number}": 1.0 for number in range(3)}
+    _long_system_prompts(setting, draw)
+    setting.systems, setting.prompt = 1, (16, 40)
+
+
 COLD_CACHE: Mechanisms = {
     "rare_flushes": Fault(prepare=_long_system_prompts, inject=_flushes),
     "one_tenant_in_ten": Fault(prepare=_shared_by_ten, inject=_salted_tenant),
+    "part_of_a_text": Fault(prepare=_shared_by_three, inject=_stamped_tenant),
 }
 
 
