@@ -14,14 +14,13 @@ from lab.drills.injection import CacheFlushing, HelperInjection, HookInjection, 
 from lab.drills.mechanism import CHAINS, TEST, Mechanism
 from lab.drills.mechanisms.demand import SHARED_PREFIX, longer_prompts, with_warm_cache
 from lab.drills.mechanisms.machine import stall
-from lab.drills.mechanisms.tails.work import NOTED
+from lab.drills.mechanisms.tails.work import NOTED, documents
 from lab.drills.mechanisms.work import HEAVY, constrained, open_regex
 from lab.drills.outside import Helper
-from lab.drills.traffic import Mix, PlannedRequest, Reader, Scene, completion_body
+from lab.drills.traffic import Mix, PlannedRequest, Reader, Scene
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
-_WORDS, _LETTERS = 20_000, 12
 _REQUESTS_BETWEEN = 40  # usual ones in the time from document to document
 _BRIEF = replace(NOTED, name="noted, brief", output=(4, 12))
 _LEFT = Mix(name="left", output=(160, 200))
@@ -36,19 +35,7 @@ def _leavers(scene: Scene) -> list[PlannedRequest]:
 
 
 def _whole_documents(scene: Scene) -> list[PlannedRequest]:
-    """Documents of megabytes, one at a time, of which the last 16 tokens are wanted: each is split
-    into tokens for as long as some usual requests take, and then costs the engine little."""
-    draw = scene.rng("documents")
-    letters = draw.integers(ord("a"), ord("z") + 1, (_WORDS, _LETTERS))
-    known = [bytes(row.tolist()).decode() for row in letters]
-    count = round(scene.intensity * 1e6 / (_LETTERS + 1))
-    words = [known[int(place)] for place in draw.integers(_WORDS, size=count)]
-    body = completion_body(" ".join(words), 1, truncate_prompt_tokens=16)
-    rate_per_s = scene.capacity.requests_per_s / _REQUESTS_BETWEEN
-    times_s = scene.arrival_times("documents", rate_per_s, *scene.fault_span_s, regular=True)
-    return scene.baseline() + [
-        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
-    ]
+    return scene.baseline() + documents(scene, scene.capacity.requests_per_s / _REQUESTS_BETWEEN)
 
 
 def _samplers(scene: Scene) -> list[PlannedRequest]:

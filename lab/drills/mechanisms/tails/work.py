@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from lab.drills.mechanism import Mechanism
@@ -20,7 +19,7 @@ from lab.load.workload.words import WORDS
 
 # bodies above 4 KiB go to the processes that read bodies, and so wait for the long ones
 NOTED = Mix(name="noted", fields={"metadata": {f"note-{n}": "n" * 500 for n in range(12)}})
-_BATCH_EVERY_S, _PROMPT_WORDS, _TOO_MANY_WORDS = 4.0, 1700, 4000
+_DOCUMENT_EVERY_S, _WORDS, _LETTERS = 4.0, 20_000, 12
 _ENOUGH_TOKENS = 200  # enough for a constrained text to end by itself
 # pieces that overlap, in any order: each mask must follow all ways in which the text can be read
 _GRAMMAR = """start: piece piece piece piece? "%s"
@@ -46,25 +45,23 @@ _PENALISED = Mix(
 )
 
 
-def _long_batches(scene: Scene) -> list[PlannedRequest]:
-    """Batches of long prompts, all of which are split into tokens before the last one, which is too
-    long, refuses the batch."""
-    body = long_batch(scene.rng("batch"), round(scene.intensity))
-    times_s = scene.arrival_times("batches", 1 / _BATCH_EVERY_S, *scene.fault_span_s, regular=True)
-    return scene.baseline() + [
+def _document_now_and_then(scene: Scene) -> list[PlannedRequest]:
+    return scene.baseline() + documents(scene, 1 / _DOCUMENT_EVERY_S)
+
+
+def documents(scene: Scene, rate_per_s: float) -> list[PlannedRequest]:
+    """Whole documents of so many megabytes, one at a time, of which the last 16 tokens are wanted:
+    each is split into tokens as a whole, and then costs the engine little."""
+    draw = scene.rng("documents")
+    letters = draw.integers(ord("a"), ord("z") + 1, (_WORDS, _LETTERS))
+    known = [bytes(row.tolist()).decode() for row in letters]
+    count = round(scene.intensity * 1e6 / (_LETTERS + 1))
+    words = [known[int(place)] for place in draw.integers(_WORDS, size=count)]
+    body = completion_body(" ".join(words), 1, truncate_prompt_tokens=16)
+    times_s = scene.arrival_times("documents", rate_per_s, *scene.fault_span_s, regular=True)
+    return [
         PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
     ]
-
-
-def long_batch(draw: np.random.Generator, prompts: int) -> bytes:
-    """So many prompts, and one that is too long."""
-    texts = [_words(draw, _PROMPT_WORDS)] * prompts
-    texts.append(_words(draw, _TOO_MANY_WORDS))
-    return msgspec.json.encode({"prompt": texts, "max_tokens": 16, "stream": True})
-
-
-def _words(draw: np.random.Generator, count: int) -> str:
-    return " ".join(WORDS[int(place)] for place in draw.integers(len(WORDS), size=count))
 
 
 def _some_grammars(scene: Scene) -> list[PlannedRequest]:
@@ -91,19 +88,23 @@ def _penalised(scene: Scene) -> list[PlannedRequest]:
     )
 
 
+def _words(draw: np.random.Generator, count: int) -> str:
+    return " ".join(WORDS[int(place)] for place in draw.integers(len(WORDS), size=count))
+
+
 WORK_TAILS: tuple[Mechanism, ...] = (
     tail(
-        (4.0, 250.0),
+        (0.1, 6.0),
         OTHERS_LATE_FIRST,
         symptom="ingest_backlog",
-        name="long_batches",
-        about="every four seconds a batch of long prompts comes, which are all split into tokens; "
-        "then the last one is too long",
-        unit="prompts",
+        name="document_now_and_then",
+        about="every four seconds a whole document comes, whose end is wanted: it is split into "
+        "tokens while others wait",
+        unit="megabytes",
         flags=("--ingest-workers", "1"),
         mix=NOTED,
         load=0.35,
-        traffic=_long_batches,
+        traffic=_document_now_and_then,
         clean=Scene.baseline,
     ),
     tail(
