@@ -61,6 +61,16 @@ def test_what_the_mean_has_named_is_held_after_two_blows() -> None:
     assert confirmed.onset_ns == 8 * BUCKET_NS
 
 
+def test_bursts_that_make_two_blows_each_are_held_from_one_to_the_next() -> None:
+    """Most intervals are short then, and the fault is as long as the others."""
+    bursts_s = [at_s + more for at_s in range(10, 60, 7) for more in (0.0, 1.2)]
+    firing = firing_s(watched(bursts_s, 80))
+
+    assert max(after - before for before, after in pairwise(firing)) <= BUCKET_NS / SECOND
+    assert firing[0] <= 25
+    assert firing[-1] >= bursts_s[-1]
+
+
 def test_its_onset_is_the_first_blow_and_its_period_the_median_interval() -> None:
     detector = BlowDetector()
     for tick in range(60):

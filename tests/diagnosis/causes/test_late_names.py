@@ -1,0 +1,75 @@
+"""What late tokens are called: by whom a long prompt makes late, and by what the host measured."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from diagnosis.attribution.slow_steps import off_cpu_symptom
+from diagnosis.detection.counts import Counts
+from diagnosis.detection.reference import Cost, slo_baseline
+from diagnosis.detection.steps import FEATURES, StepRow, Steps
+from diagnosis.detection.window import Window
+from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.tail_findings import named_by_late
+from telemetry.costs.cost_model import BASELINE
+
+S = Symptom
+MS = 1_000_000
+_NONE = (0.0,) * len(FEATURES)
+TEN_MS = Cost(
+    forward=(10.0 * MS, *_NONE), step_terms=(0.0,) * len(BASELINE.knots), sample=(0.0, *_NONE),
+    host=(0.0, *_NONE), most=(1e9,) * len(FEATURES), longest_chunk=0.0,
+)  # fmt: skip
+
+
+def finding(symptom: Symptom) -> Finding:
+    return Finding(symptom=symptom, confidence=0.9, claim="", harm_ms=1.0, evidence=())
+
+
+def names(of_mean: list[Symptom], of_few: list[Symptom]) -> list[Symptom]:
+    found = named_by_late([finding(one) for one in of_mean], [finding(one) for one in of_few])
+    return [one.symptom for one in found]
+
+
+def test_a_long_prompt_has_the_name_that_its_own_late_tokens_give_it() -> None:
+    beside, own = S.PREFILL_INTERFERENCE, S.LONG_PROMPTS
+
+    assert names([S.HOST_STALL, beside], [own]) == [S.HOST_STALL, own]
+    assert names([beside], [beside]) == [beside]
+    assert names([beside], []) == [beside]
+    assert names([own], [beside]) == [own]
+
+
+def window(run_ns: int, wait_ns: int) -> Window:
+    """Five seconds of steps of 10 ms, every fifth of which takes 60; the host says how long the
+    engine's thread ran, and waited for a CPU."""
+    blank = StepRow(*[0] * len(StepRow._fields))
+    lengths = [60 * MS if number % 5 == 0 else 10 * MS for number in range(250)]
+    rows = [
+        blank._replace(turn_ns=one, forward_ns=one, decode_rows=1, decode_tokens=1)
+        for one in lengths
+    ]
+    counts = Counts(engine_run_ns=run_ns, engine_wait_ns=wait_ns, host_window_ns=sum(lengths))
+    steps = Steps(np.array(rows, dtype=np.float64))
+    return Window(sum(lengths) / 1e9, counts, Counts(), steps, None)
+
+
+@pytest.mark.parametrize(
+    ("ran_ms", "waited_ms", "cause"),
+    [
+        (5_000, 0, None),  # it ran all the time: what it read was slow
+        (2_500, 0, S.THROTTLED),
+        (2_500, 2_500, S.CPU_STARVATION),
+        (4_500, 500, None),
+        (0, 0, None),  # nothing is measured
+    ],
+)
+def test_steps_that_are_slow_now_and_then_are_told_by_what_the_host_measured(
+    ran_ms: int, waited_ms: int, cause: Symptom | None
+) -> None:
+    usual = msgspec.structs.replace(slo_baseline(), seconds=60.0, cost=TEN_MS)
+    seen = window(ran_ms * MS, waited_ms * MS)
+
+    assert off_cpu_symptom(seen, usual, TEN_MS) is cause
