@@ -1,9 +1,9 @@
 """Tries intensities on a real server until its clients are hit as hard as is wanted.
 
 Each probe is a short episode without a diagnosis to judge: the same requests (one seed for all
-probes, so that harm rises with the intensity and not with chance), twenty seconds of fault. The
-reference is measured once. A fault that acts on a running server needs one server for all probes;
-a wrong limit needs a server each.
+probes, so that harm rises with the intensity and not with chance), with a fault as long as that of
+an episode, since of few requests one alone is the 95th percentile. The reference is measured once.
+A fault that acts on a running server needs one server for all probes; a wrong limit a server each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from telemetry.facts.clock import Clock, MonotonicClock
 
 SEED = 7000  # of no episode
 _REFERENCE = Phases(warm_up_s=5, reference_s=40, fault_s=0.5, recovery_s=0)
-_PROBE = Phases(warm_up_s=1, reference_s=1, fault_s=20, recovery_s=2)
+_PROBE = Phases(warm_up_s=1, reference_s=1, fault_s=40, recovery_s=2)
 _IDLE_WITHIN_S, _LOOK_EVERY_S = 20.0, 0.25
 
 

@@ -1,9 +1,9 @@
 """The search for an intensity, step by step; pure.
 
 A mechanism's intensity runs from a gentle to a fierce end. A place between them is a number from 0
-to 1, on a geometric scale. Harm rises with the place, but a probe of twenty seconds is noisy, so
-the search only halves the interval in which the wanted harm must lie, and stops at the first probe
-within a band. What was tried for one level is known to the other: it is the same curve.
+to 1, on a geometric scale. Harm rises with the place, but one probe is noisy, so the search only
+halves the interval in which the wanted harm must lie, and stops at the first probe within a band.
+What was tried for one level is known to the other: it is the same curve.
 """
 
 from __future__ import annotations
