@@ -13,6 +13,7 @@ from math import exp
 from typing import NamedTuple
 
 from diagnosis.attribution.demand import binomial_tail
+from diagnosis.attribution.thresholds import MANY, TENANT_SHARE
 from diagnosis.detection.late import Arrival, Late, LateLog, largest_cluster
 from diagnosis.detection.reference import Reference
 from diagnosis.detection.tail_thresholds import (
@@ -44,6 +45,7 @@ class Batches:
         self._since_ns: int | None = None
         self._arrivals: list[Arrival] = []
         self._times_ns: list[int] = []
+        self._found: dict[tuple[int, int, int], Batch | None] = {}
 
     def before(self, late: Late) -> Batch | None:
         """The largest batch that came shortly before the request, or that it is part of."""
@@ -51,11 +53,17 @@ class Batches:
         times_ns, until_ns = self._times_ns, late.begin_ns + AT_ONCE_NS
         first = bisect_left(times_ns, late.begin_ns - int(BATCH_S * 1e9))
         end = bisect_right(times_ns, until_ns)
-        low, high = largest_cluster(times_ns[first:end], AT_ONCE_NS)
-        number = high - low
-        if number <= max(1, self._reference.tails.most_at_once):
-            return None
         rate_from = bisect_left(times_ns, until_ns - int(AT_ONCE_RATE_S * 1e9))
+        place = first, end, rate_from
+        if place not in self._found:  # of a burst many are late
+            self._found[place] = self._within(*place)
+        return self._found[place]
+
+    def _within(self, first: int, end: int, rate_from: int) -> Batch | None:
+        """The largest batch of the arrivals [first, end), by the rate from `rate_from` on."""
+        low, high = largest_cluster(self._times_ns[first:end], AT_ONCE_NS)
+        if high - low <= max(1, self._reference.tails.most_at_once):
+            return None
         batch = self._owned(self._arrivals[first + low : first + high])
         by_chance = self._by_chance(batch, self._arrivals[rate_from:end])
         return None if by_chance >= AT_ONCE_CHANCE else batch
@@ -78,13 +86,16 @@ class Batches:
             self._since_ns = since_ns
             self._arrivals = self._log.arrivals(since_ns)
             self._times_ns = [one.begun_ns for one in self._arrivals]
+            self._found.clear()
 
     def _owned(self, arrivals: Sequence[Arrival]) -> Batch:
-        """Of one tenant if nearly all are its own, by more than chance."""
-        tenant, number = Counter(one.tenant for one in arrivals).most_common(1)[0]
-        usual = self._reference.tenants_per_s
+        """Of one tenant if most are its own, by more than chance; of many the first tell."""
+        judged, usual = arrivals[:MANY], self._reference.tenants_per_s
+        tenant, number = Counter(one.tenant for one in judged).most_common(1)[0]
         share = usual.get(tenant, 0.0) / max(1e-9, sum(usual.values()))
-        if len(usual) < 2 or binomial_tail(number, len(arrivals), share) >= OF_ONE_CHANCE:
+        is_most = number >= TENANT_SHARE * len(judged)
+        is_chance = binomial_tail(number, len(judged), share) >= OF_ONE_CHANCE
+        if len(usual) < 2 or not is_most or is_chance:
             return Batch(len(arrivals), None, arrivals[0].begun_ns)
         return Batch(number, tenant, arrivals[0].begun_ns)
 
@@ -93,6 +104,8 @@ def poisson_tail(least: int, mean: float) -> float:
     """The probability of at least so many, where `mean` are expected."""
     term, below = exp(-mean), 0.0
     for count in range(least):
+        if not term:
+            break
         below += term
         term *= mean / (count + 1)
     return max(0.0, 1.0 - below)

@@ -65,6 +65,19 @@ def test_requests_of_all_tenants_that_came_at_once_are_nobodys_batch() -> None:
     assert before(batch, usual()) == Batch(6, None, 29_595 * MS)
 
 
+def test_tenants_that_nobody_knew_are_no_culprits_for_coming_together() -> None:
+    batch = [(400 + step, f"stranger-{step}") for step in range(6)]
+
+    assert before(batch, usual()) == Batch(6, None, 29_595 * MS)
+
+
+def test_a_flood_at_once_is_judged_by_its_first_requests() -> None:
+    """Of thousands no binomial coefficient is a float."""
+    flood = [(400 + step // 50, "tenant-3") for step in range(4_000)]
+
+    assert before(flood, usual()) == Batch(200, "tenant-3", 29_521 * MS)
+
+
 def test_where_there_is_one_tenant_a_batch_is_nobodys() -> None:
     batch = [(400 + step, "tenant-0") for step in range(6)]
 
