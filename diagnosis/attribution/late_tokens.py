@@ -203,10 +203,9 @@ class LateCharger:
             cost = self._reference.cost
             if slow_ns and cost is not None:
                 seen = window_of(self._aggregator, end_ns - SLOW_SEEN_NS, end_ns + 1)
-                measured = off_cpu_symptom(seen, self._reference, cost) or device_symptom(
-                    seen, self._reference, cost
-                )
-                parts[measured or _slow_kind(seen.steps, cost)] += slow_ns
+                by_device = device_symptom(seen, self._reference, cost)
+                by_host = off_cpu_symptom(seen, self._reference, cost)
+                parts[by_device or by_host or _slow_kind(seen.steps, cost)] += slow_ns
 
     def _lost_ns(self, begin_ns: int, end_ns: int) -> dict[PauseCause, float]:
         found = dict.fromkeys(PauseCause, 0.0)
