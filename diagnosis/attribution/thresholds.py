@@ -55,7 +55,7 @@ RARE: Annotated[
     "by hand: as rare as YOUNG_SIGMAS of a count that is not normal",
 ] = 1e-4  # fmt: skip
 MANY: Annotated[
-    int, "requests", "above it the mean decides, not the binomial tail",
+    int, "requests", "of more the mean decides; of a larger batch the first tell whose it is",
     "by hand: of as many the normal approximation is good",
 ] = 200  # fmt: skip
 MISSED_SHARE: Annotated[
@@ -68,7 +68,7 @@ LEAST_MISSED: Annotated[
     "by hand, beside MISSED_SHARE: in a short window a tenth is less than one",
 ] = 2.0  # fmt: skip
 TENANT_SHARE: Annotated[
-    float, "of the growth", "one tenant has at least as much", "by hand, above a half"
+    float, "of the growth, or of a batch", "one tenant has at least as much", "above a half"
 ] = 0.6
 TENANT_GROWTH: Annotated[
     float, "ratio", "one tenant grew so many times as much as the others",

@@ -90,7 +90,10 @@ class Diagnoser:
         # what an earlier one names, a later one does not name again
         self._tail_harm = TailHarm(self._aggregator, self._learner, self._mean_harm)
         self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
-        self._annotators: tuple[Annotator, ...] = (FirstLinks(self._aggregator, self._learner),)
+        self._annotators: tuple[Annotator, ...] = (
+            named_by_late,
+            FirstLinks(self._aggregator, self._learner),
+        )
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
@@ -162,8 +165,7 @@ class Diagnoser:
     def _judge(self, end_ns: int) -> None:
         counted, degraded = self._checked(end_ns)
         charged = [one.findings(end_ns, is_whole=not degraded) for one in self._contributors]
-        of_mean, of_few = charged
-        found = counted if degraded else merged([named_by_late(of_mean, of_few), of_few, counted])
+        found = counted if degraded else merged([*charged, counted])
         for annotate in self._annotators:
             found = annotate(found, end_ns)
         if not degraded:

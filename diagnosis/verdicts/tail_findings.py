@@ -72,14 +72,15 @@ def tail_finding(symptom: Symptom, incident: Incident) -> Finding:
     )
 
 
-def named_by_late(of_mean: Sequence[Finding], of_few: Sequence[Finding]) -> list[Finding]:
-    """The findings of the mean. It charges a long prompt to those beside it as soon as two of them
+def named_by_late(found: Sequence[Finding], end_ns: int) -> list[Finding]:
+    """An `Annotator`. The mean charges a long prompt to those beside it as soon as two of them
     decode, though none of their tokens may be late; where late tokens say that the prompt's own
-    request loses more, theirs stands in its place."""
-    own = next((one for one in of_few if one.symptom is S.LONG_PROMPTS), None)
+    request loses more, their finding stands in its place."""
+    own = next((one for one in found if one.symptom is S.LONG_PROMPTS and one.blows), None)
     if own is None:
-        return list(of_mean)
-    return [own if one.symptom is S.PREFILL_INTERFERENCE else one for one in of_mean]
+        return list(found)
+    named = [own if one.symptom is S.PREFILL_INTERFERENCE else one for one in found]
+    return list({one.symptom: one for one in named}.values())
 
 
 def _most_common(late: Sequence[ChargedLate]) -> str:

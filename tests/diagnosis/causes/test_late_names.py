@@ -24,22 +24,21 @@ TEN_MS = Cost(
 )  # fmt: skip
 
 
-def finding(symptom: Symptom) -> Finding:
-    return Finding(symptom=symptom, confidence=0.9, claim="", harm_ms=1.0, evidence=())
+def finding(symptom: Symptom, blows: int = 0) -> Finding:
+    return Finding(symptom=symptom, confidence=0.9, claim="", harm_ms=1.0, evidence=(), blows=blows)
 
 
-def names(of_mean: list[Symptom], of_few: list[Symptom]) -> list[Symptom]:
-    found = named_by_late([finding(one) for one in of_mean], [finding(one) for one in of_few])
-    return [one.symptom for one in found]
+def names(*found: Finding) -> list[Symptom]:
+    return [one.symptom for one in named_by_late(found, 0)]
 
 
 def test_a_long_prompt_has_the_name_that_its_own_late_tokens_give_it() -> None:
-    beside, own = S.PREFILL_INTERFERENCE, S.LONG_PROMPTS
+    beside, own, other = S.PREFILL_INTERFERENCE, S.LONG_PROMPTS, S.HOST_STALL
 
-    assert names([S.HOST_STALL, beside], [own]) == [S.HOST_STALL, own]
-    assert names([beside], [beside]) == [beside]
-    assert names([beside], []) == [beside]
-    assert names([own], [beside]) == [own]
+    assert names(finding(other), finding(beside), finding(own, 3)) == [other, own]
+    assert names(finding(beside), finding(other), finding(own, 3)) == [own, other]
+    assert names(finding(beside), finding(own)) == [beside, own]
+    assert names(finding(own), finding(beside, 3)) == [own, beside]
 
 
 def window(run_ns: int, wait_ns: int) -> Window:
