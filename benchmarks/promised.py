@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lab.drills.client import Sent
-
-_LATE_GAPS = 100  # one gap in so many may be late
+from telemetry.stats.slo import allowed_late
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +21,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
             return False
         late = sum(gap_us > self.itl_ms * 1e3 for gap_us in one.gaps_us)
-        return late <= len(one.gaps_us) // _LATE_GAPS
+        return late <= allowed_late(len(one.gaps_us))
 
     def as_class(self, name: str) -> str:
         """The class's table in an SLO file."""

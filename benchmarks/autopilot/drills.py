@@ -101,11 +101,3 @@ DRILLS: tuple[Drill, ...] = (
         best={"speculative_tokens": 0},
     ),
 )
-
-
-def drill_named(name: str) -> Drill:
-    """Raises ValueError with the list."""
-    for one in DRILLS:
-        if one.name == name:
-            return one
-    raise ValueError(f"no drill {name}: choose from {', '.join(one.name for one in DRILLS)}")

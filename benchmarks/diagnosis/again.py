@@ -33,7 +33,12 @@ from benchmarks.diagnosis.records import (
 from diagnosis.detection.reference import BaselineError, Reference
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import baseline_of
-from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of, reference_requests
+from lab.drills.outcome.result import (
+    EpisodeResult,
+    first_harmed_ns,
+    reference_requests,
+    thresholds_of,
+)
 from lab.drills.watch import EVERY_S, PollSample, VerdictChange, timeline
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import open_journal
@@ -95,7 +100,7 @@ def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
         return None
     on_ns = episode.begin_ns + int(episode.on_s * 1e9)
     log = read_clients(folder)
-    limits = limits_of(reference_requests(log, on_ns, episode.phases.reference_s))
+    limits = thresholds_of(reference_requests(log, on_ns, episode.phases.reference_s))
     if limits is None:
         return None
     harmed_ns = first_harmed_ns(log, limits, on_ns)

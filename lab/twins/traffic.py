@@ -152,49 +152,36 @@ class RequestSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Setting:
-    """A server and its baseline traffic. Ranges are uniform; shares are of all requests.
+    """A server and its baseline traffic. Ranges are uniform and inclusive; shares are of all
+    requests."""
 
-    `load` is demand over what the engine can do. Requests come one by one, with clusters of
-    probability `cluster_chance`, or, with `burst_requests`, that many within a second; a `steady`
-    demand is the same in any two seconds; `surges` are a second and a rate that come and go (MMPP),
-    and `swing` is a slow change of the rate, as over a day. Some clients disconnect early
-    (`disconnects`); they may want long answers (`disconnect_outputs`). `two_choices` is the share
-    with n = 2. With
-    `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
-    `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
-    promises, `classes` the shares of its SLO classes (empty: all are of the default class). It
-    knows `adapters`, numbered from 1, of which requests name the first `adapters_used`, or none. It
-    computes on so many `gpus`, whose driver does not measure the fields of `GpuSampled` in
-    `unmeasured`.
-    """
-
-    load: float
+    load: float  # demand over what the engine can do
     limits: Limits = field(default_factory=default_limits)
     physics: Physics = field(default_factory=Physics)
-    prompt: tuple[int, int] = (16, 112)
-    outputs: tuple[int, int] = (8, 40)
+    prompt: tuple[int, int] = (16, 112)  # tokens after the system prompt
+    outputs: tuple[int, int] = (8, 40)  # tokens
     tenants: dict[str, float] = field(default_factory=lambda: {"amber": 1.0, "birch": 1.0})
-    systems: int = 3
+    systems: int = 3  # different system prompts
     system_tokens: int = 48
-    system_share: float = 0.4
-    constrained: float = 0.06
-    disconnects: float = 0.02
-    disconnect_outputs: tuple[int, int] | None = None
-    two_choices: float = 0.02
-    cluster_chance: float = 0.0
-    steady: bool = False
-    burst_requests: int | None = None
-    surges: Surges | None = None
-    swing: Swing | None = None
+    system_share: float = 0.4  # of the requests have one
+    constrained: float = 0.06  # share with a grammar
+    disconnects: float = 0.02  # share whose client leaves early
+    disconnect_outputs: tuple[int, int] | None = None  # tokens that these want
+    two_choices: float = 0.02  # share with n = 2
+    cluster_chance: float = 0.0  # probability that others come with a request
+    steady: bool = False  # the same demand in any two seconds
+    burst_requests: int | None = None  # so many within a second, instead of one by one
+    surges: Surges | None = None  # a higher rate that comes and goes (MMPP)
+    swing: Swing | None = None  # a slow change of the rate, as over a day
     stream_buffer_tokens: int = 256
-    one_tokenizer: bool = False
-    sends_step_cost: bool = False
+    one_tokenizer: bool = False  # prompts are encoded by one thread beside the event loop
+    sends_step_cost: bool = False  # the gateway sends the fitted cost of a step to the engine
     policy: SloPolicy = WORLD_POLICY
-    classes: dict[str, ClassMix] = field(default_factory=dict)
-    adapters: tuple[SimAdapter, ...] = ()
-    adapters_used: int = 0
+    classes: dict[str, ClassMix] = field(default_factory=dict)  # empty: all are of the default
+    adapters: tuple[SimAdapter, ...] = ()  # numbered from 1
+    adapters_used: int = 0  # requests name one of the first so many, or none
     gpus: int = 0
-    unmeasured: frozenset[str] = frozenset()
+    unmeasured: frozenset[str] = frozenset()  # fields of `GpuSampled` that the driver lacks
 
     @classmethod
     def drawn(cls, draw: Random) -> Setting:

@@ -10,7 +10,7 @@ from service.engine.fairness import Policy
 from service.engine.kv.blocks import blocks_for
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
-from service.engine.planning.budget import StepCost
+from service.engine.planning.budget import StepCostModel
 from service.engine.planning.plan_builder import PlanBuilder
 from service.engine.planning.slack import is_late, is_overdue, start_by_ns, work_ns
 from service.engine.planning.targets import Bounds, Targets
@@ -36,7 +36,7 @@ class Planner:
         log: FactLog,
     ) -> None:
         self.limits = limits
-        self.cost = StepCost()
+        self.cost = StepCostModel()
         self._table = table
         self._prefix = prefix
         self._pool = prefix.pool

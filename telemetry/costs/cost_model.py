@@ -99,7 +99,7 @@ _KNOTTED: Mapping[Term, Callable[[Load, int], float]] = {
     Term.ROW_STEPS: lambda load, knot: float(load.decode_rows > knot),
 }
 
-_PLAIN = (
+_PRIOR_TERMS = (
     Term.PROMPT_TOKENS,
     Term.PAIRS,
     Term.DECODE_TOKENS,
@@ -246,10 +246,10 @@ def fit(
     (steps,). `known` are columns and spans of steps that were measured before: a signed fit takes
     from them what the steps do not say."""
     columns, spans = columns.astype(np.float64), spans_ns.astype(np.float64)
-    plain = _plain(preset, columns, spans, known) if preset.signed else np.zeros(columns.shape[1])
+    plain = _prior(preset, columns, spans, known) if preset.signed else np.zeros(columns.shape[1])
 
     def solve(some: np.ndarray, took: np.ndarray) -> np.ndarray:
-        return _near(plain, some, took) if preset.signed else _non_negative(some, took)
+        return _fit_near_prior(plain, some, took) if preset.signed else _non_negative(some, took)
 
     found = solve(columns, spans)
     inliers = np.ones(len(spans), dtype=bool)
@@ -264,17 +264,17 @@ def fit(
     return Fit(found, inliers)
 
 
-def _plain(
+def _prior(
     preset: Preset,
     columns: np.ndarray,
     spans: np.ndarray,
     known: tuple[np.ndarray, np.ndarray] | None,
 ) -> np.ndarray:
-    """Coefficients of the plain terms, none negative, and 0 for the others. What was known before
-    counts at the pace of the steps."""
+    """(1 + terms,) non-negative coefficients of `_PRIOR_TERMS`, 0 for the others; `known` steps are
+    scaled to the pace of these."""
     knotted = sum(term in _KNOTTED for term in preset.terms)
     knots = (columns.shape[1] - 1 - len(preset.terms) + knotted) // max(1, knotted)
-    places = preset.places(_PLAIN, knots)
+    places = preset.places(_PRIOR_TERMS, knots)
     rows, took = columns[:, places], spans
     if known is not None and len(known[1]):
         before = known[0].astype(np.float64)[:, places]
@@ -302,24 +302,24 @@ def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
     return found
 
 
-def _near(plain: np.ndarray, columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Coefficients of either sign, as near to the plain ones as steps allow that are off by as much
-    as these are from a fit of their own."""
-    found = _ridge(plain, columns, spans, RIDGE)
+def _fit_near_prior(prior: np.ndarray, columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Ridge regression of the relative error, of either sign, shrunk towards `prior`. Its strength
+    is the typical relative error of the steps, at least RIDGE."""
+    found = _ridge(prior, columns, spans, RIDGE)
     off = _typical_error(spans, columns @ found)
-    return found if off <= RIDGE else _ridge(plain, columns, spans, off)
+    return found if off <= RIDGE else _ridge(prior, columns, spans, off)
 
 
 def _ridge(
-    plain: np.ndarray, columns: np.ndarray, spans: np.ndarray, step_off: float
+    prior: np.ndarray, columns: np.ndarray, spans: np.ndarray, step_off: float
 ) -> np.ndarray:
-    """A plain coefficient may be off by a share of itself, any other by what makes a whole step;
-    a step by `step_off` of its time."""
+    """The scale of a coefficient is PLAIN_OFF of its prior; without one, what alone makes a whole
+    step. `step_off` is the relative error of a step."""
     weighted = columns / spans[:, None]
     most = np.abs(weighted).max(axis=0)
-    unit = np.where(plain > 0, PLAIN_OFF * plain, 1 / np.where(most > 0, most, 1.0))
+    unit = np.where(prior > 0, PLAIN_OFF * prior, 1 / np.where(most > 0, most, 1.0))
     ridge = step_off * np.eye(columns.shape[1])
-    target = np.concatenate([1 - weighted @ plain, np.zeros(columns.shape[1])])
+    target = np.concatenate([1 - weighted @ prior, np.zeros(columns.shape[1])])
     solution, *_ = np.linalg.lstsq(np.vstack([weighted * unit, ridge]), target, rcond=None)
-    found: np.ndarray = plain + solution * unit
+    found: np.ndarray = prior + solution * unit
     return found

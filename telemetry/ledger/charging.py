@@ -65,24 +65,24 @@ class Charger:
         self._own = {track.seq_id: track} if own is None else own
         self.book: Book = Book()
 
-    def plain(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
+    def charge(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
         """Charge all of [begin, end) to one part."""
         if end_ns > begin_ns:
             self.book[state, reason, part, None] += end_ns - begin_ns
 
-    def amount(
+    def charge_duration(
         self, state: State, reason: str, part: Part, spent_ns: int, payer: str | None = None
     ) -> None:
         """Charge a duration whose place in time is not known."""
         self.book[state, reason, part, payer] += spent_ns
 
-    def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
+    def charge_gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
         """Charge [begin, end), spent in the gateway, to one part, less the gateway's pauses."""
-        self.plain(state, "", part, begin_ns, end_ns)
-        for pause, since_ns, until_ns in _overlaps(self._pauses.gateway, begin_ns, end_ns):
+        self.charge(state, "", part, begin_ns, end_ns)
+        for pause, since_ns, until_ns in _pauses_within(self._pauses.gateway, begin_ns, end_ns):
             self._move_to_stall(state, "", (part,), until_ns - since_ns, pause.cause.value)
 
-    def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+    def charge_steps(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """Charge [begin, end) to the steps that it covers; the rest is a gap."""
         if end_ns <= begin_ns:
             return
@@ -99,7 +99,7 @@ class Charger:
         self._gap(state, reason, rest_ns)
         self._pause(state, reason, begin_ns, end_ns)
 
-    def unknown(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+    def charge_unexplained(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """Charge [begin, end) in which the sequence had no row and no recorded wait reason: time
         between steps is a gap, time inside a step is unattributed."""
         if end_ns <= begin_ns:
@@ -224,13 +224,13 @@ class Charger:
             if until_ns <= begin_ns:
                 break
             self._charge_placing(state, reason, max(begin_ns, since_ns), min(end_ns, until_ns))
-        for pause, since_ns, until_ns in _overlaps(self._pauses.engine, begin_ns, end_ns):
+        for pause, since_ns, until_ns in _pauses_within(self._pauses.engine, begin_ns, end_ns):
             self._charge_pause(state, reason, since_ns, until_ns, pause)
 
     def _charge_placing(self, state: State, reason: str, since_ns: int, until_ns: int) -> None:
         if since_ns >= until_ns:
             return
-        gap_ns, *_ = self._loose(since_ns, until_ns)
+        gap_ns, *_ = self._explainable_by_pause(since_ns, until_ns)
         for part in (Part.UNATTRIBUTED, Part.GAP):
             taken_ns = min(self.book[state, reason, part, None], gap_ns)
             if taken_ns > 0:
@@ -243,7 +243,7 @@ class Charger:
     ) -> None:
         """All steps together: what is taken of a part is the same as step by step, since nothing
         else changes it meanwhile."""
-        gap_ns, host_ns, slow_ns, sample_ns = self._loose(since_ns, until_ns)
+        gap_ns, host_ns, slow_ns, sample_ns = self._explainable_by_pause(since_ns, until_ns)
         cause = pause.cause.value
         if pause.of_worker:
             gap_ns = host_ns = 0
@@ -254,7 +254,7 @@ class Charger:
         self._move_to_stall(state, reason, (Part.SLOW_STEP,), slow_ns, cause)
         self._move_to_stall(state, reason, (Part.SAMPLE,), sample_ns, cause)
 
-    def _loose(self, since_ns: int, until_ns: int) -> tuple[int, int, int, int]:
+    def _explainable_by_pause(self, since_ns: int, until_ns: int) -> tuple[int, int, int, int]:
         """The time in [since, until) that a pause may explain: of gaps, of host work, of what was
         slow, and of sampling."""
         tape, left_ns = self._tape, until_ns - since_ns
@@ -306,7 +306,9 @@ _PLAIN_SHARES = (
 )
 
 
-def _overlaps(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
+def _pauses_within(
+    pauses: deque[Pause], begin_ns: int, end_ns: int
+) -> Iterator[tuple[Pause, int, int]]:
     """The pauses that overlap [begin, end), each with the part [since, until) that it covers. Where
     only the lost time is known, it is taken to lie at the end of the pause."""
     if begin_ns >= end_ns:

@@ -47,9 +47,9 @@ def charge_request(
     charge_ingest(charger, timeline, span.submitted_ns)
     for reason, start_ns, stop_ns in unseen_of(timeline, span):
         state = State.INGEST if start_ns < span.received_ns else State.DELIVER
-        charger.plain(state, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
+        charger.charge(state, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
     charge_engine(charger, sequence, track, tape, span.received_ns, span.ends_ns)
-    _charge_delivery(charger, timeline, span.arrived_ns)
+    charge_delivery(charger, timeline, span.arrived_ns)
 
 
 def charge_without_engine(charger: Charger, timeline: RequestTimeline) -> None:
@@ -61,19 +61,19 @@ def charge_without_engine(charger: Charger, timeline: RequestTimeline) -> None:
         return
     charge_ingest(charger, timeline, unseen.start_ns)
     reason, start_ns, stop_ns = unseen
-    charger.plain(State.RUN, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
-    _charge_delivery(charger, timeline, stop_ns)
+    charger.charge(State.RUN, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
+    charge_delivery(charger, timeline, stop_ns)
 
 
-def _charge_delivery(charger: Charger, timeline: RequestTimeline, arrived_ns: int) -> None:
+def charge_delivery(charger: Charger, timeline: RequestTimeline, arrived_ns: int) -> None:
     """Charge [arrived, ended): the last token becomes text, which is sent."""
     end_ns = timeline.ended.at_ns
     text_ns = timeline.ended.detokenized_ns if timeline.outcome is Outcome.FINISHED else None
     if text_ns is None:
         text_ns = arrived_ns
     text_ns = max(arrived_ns, min(text_ns, end_ns))
-    charger.gateway(State.DELIVER, Part.DETOKENIZE, arrived_ns, text_ns)
-    charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
+    charger.charge_gateway(State.DELIVER, Part.DETOKENIZE, arrived_ns, text_ns)
+    charger.charge_gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
 
 
 def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> None:
@@ -89,9 +89,9 @@ def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) ->
     ]
     for part, border_ns in stages:
         stop_ns = max(at_ns, min(border_ns, until_ns))
-        charger.gateway(State.INGEST, part, at_ns, stop_ns)
+        charger.charge_gateway(State.INGEST, part, at_ns, stop_ns)
         at_ns = stop_ns
-    charger.gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)
+    charger.charge_gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)
 
 
 def charge_engine(
@@ -109,13 +109,13 @@ def charge_engine(
     for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns, resumed_ns):
         begun_ns = max(at_ns, min(begun_ns, start_ns))
         _charge_waits(charger, sequence, at_ns, begun_ns)
-        charger.shared(
+        charger.charge_steps(
             State.SKIP if at_ns > begin_ns else State.WAIT, IN_FLIGHT, begun_ns, start_ns
         )
-        charger.shared(State.RUN, "", start_ns, stop_ns)
+        charger.charge_steps(State.RUN, "", start_ns, stop_ns)
         at_ns = stop_ns
     if sequence.end_reason is EndReason.ENGINE_DIED and track.steps:
-        charger.plain(State.RUN, "", Part.LOST_STEP, at_ns, end_ns)
+        charger.charge(State.RUN, "", Part.LOST_STEP, at_ns, end_ns)
     else:
         _charge_waits(charger, sequence, at_ns, end_ns)
 
@@ -170,7 +170,7 @@ def _charge_waits(charger: Charger, sequence: SequenceTimeline, begin_ns: int, e
         first_ns, last_ns = max(begin_ns, kv.begin_ns), min(end_ns, kv.end_ns)
         _charge_own_waits(charger, sequence, begin_ns, first_ns)
         for kv_part, spent_ns in parts_within(kv, first_ns, last_ns):
-            charger.amount(State.WAIT, kv_part.value, Part(kv_part.value), spent_ns)
+            charger.charge_duration(State.WAIT, kv_part.value, Part(kv_part.value), spent_ns)
         _charge_own_waits(charger, sequence, last_ns, end_ns)
     else:
         _charge_own_waits(charger, sequence, begin_ns, end_ns)
@@ -188,9 +188,9 @@ def _charge_own_waits(
         state = _state(sequence, start_ns)
         own = _OWN_CAUSES.get(wait.reason)
         if own is not None:
-            charger.plain(state, wait.reason.value, own, start_ns, stop_ns)
+            charger.charge(state, wait.reason.value, own, start_ns, stop_ns)
         else:
-            charger.shared(state, _reason(wait), start_ns, stop_ns)
+            charger.charge_steps(state, _reason(wait), start_ns, stop_ns)
         at_ns = stop_ns
     _charge_without_reason(charger, sequence, at_ns, end_ns)
 
@@ -202,12 +202,12 @@ def _charge_without_reason(
     plan, which is made when the running step ends; later only turn-arounds of the loop are left."""
     scheduled_ns = end_ns if sequence.scheduled_ns is None else sequence.scheduled_ns
     middle_ns = max(begin_ns, min(scheduled_ns, end_ns))
-    charger.shared(State.WAIT, NEXT_STEP, begin_ns, middle_ns)
+    charger.charge_steps(State.WAIT, NEXT_STEP, begin_ns, middle_ns)
     state = _state(sequence, middle_ns)
     if state is State.PREEMPTED:
-        charger.shared(state, NEXT_STEP, middle_ns, end_ns)
+        charger.charge_steps(state, NEXT_STEP, middle_ns, end_ns)
     else:
-        charger.unknown(State.RUN, "", middle_ns, end_ns)
+        charger.charge_unexplained(State.RUN, "", middle_ns, end_ns)
 
 
 def _state(sequence: SequenceTimeline, at_ns: int) -> State:

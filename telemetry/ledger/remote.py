@@ -16,7 +16,7 @@ from telemetry.clocks.boundaries import RemoteSpan
 from telemetry.facts.fleet.sequence_records import RemotePart
 from telemetry.facts.reasons import Outcome
 from telemetry.ledger.charging import Charger
-from telemetry.ledger.lifecycle import charge_ingest
+from telemetry.ledger.lifecycle import charge_delivery, charge_ingest
 from telemetry.requests.account import NotObserved, Part, State
 from telemetry.requests.phases import RequestTimeline, SequenceTimeline
 
@@ -51,10 +51,7 @@ def charge_remote_request(
     if timeline.outcome is Outcome.CANCELLED:
         _unseen(charger, arrived_ns, end_ns)  # the node went on until it was told
         return
-    text_ns = timeline.ended.detokenized_ns if timeline.outcome is Outcome.FINISHED else None
-    text_ns = max(arrived_ns, min(arrived_ns if text_ns is None else text_ns, end_ns))
-    charger.gateway(State.DELIVER, Part.DETOKENIZE, arrived_ns, text_ns)
-    charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
+    charge_delivery(charger, timeline, arrived_ns)
 
 
 def charge_remote(charger: Charger, remote: RemoteSpan | None, begin_ns: int, end_ns: int) -> None:
@@ -68,27 +65,27 @@ def charge_remote(charger: Charger, remote: RemoteSpan | None, begin_ns: int, en
         for part in remote.parts:
             _charge_part(charger, part)
     else:
-        charger.amount(State.RUN, _AT_NODE, Part.NOT_OBSERVED, remote.remote_ns)
+        charger.charge_duration(State.RUN, _AT_NODE, Part.NOT_OBSERVED, remote.remote_ns)
     if remote.split is None:
         reason = CLOCK if remote.wire_ns < 0 else ""
-        charger.amount(State.WIRE, reason, Part.WIRE, remote.wire_ns)
+        charger.charge_duration(State.WIRE, reason, Part.WIRE, remote.wire_ns)
     else:
-        charger.amount(State.WIRE, "", Part.WIRE_OUT, remote.split.out_ns)
-        charger.amount(State.WIRE, "", Part.WIRE_BACK, remote.split.back_ns)
+        charger.charge_duration(State.WIRE, "", Part.WIRE_OUT, remote.split.out_ns)
+        charger.charge_duration(State.WIRE, "", Part.WIRE_BACK, remote.split.back_ns)
 
 
 def _charge_part(charger: Charger, said: RemotePart) -> None:
     state, part = _STATES.get(said.state), _PARTS.get(said.part)
     if state is None or part is None:
-        charger.amount(State.RUN, _AT_NODE, Part.NOT_OBSERVED, said.ns)
+        charger.charge_duration(State.RUN, _AT_NODE, Part.NOT_OBSERVED, said.ns)
         return
     reason = said.reason
     if not reason and state in _AROUND:
         reason = NODE
     if part is Part.NOT_OBSERVED and reason not in _NOT_OBSERVED:
         reason = _AT_NODE  # the reasons are labels of a metric
-    charger.amount(state, reason, part, said.ns, said.payer)
+    charger.charge_duration(state, reason, part, said.ns, said.payer)
 
 
 def _unseen(charger: Charger, begin_ns: int, end_ns: int) -> None:
-    charger.plain(State.RUN, _AT_NODE, Part.NOT_OBSERVED, begin_ns, end_ns)
+    charger.charge(State.RUN, _AT_NODE, Part.NOT_OBSERVED, begin_ns, end_ns)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.autopilot.__main__ import measured
-from benchmarks.autopilot.drills import DRILLS, Drill, drill_named
+from benchmarks.autopilot.drills import DRILLS, Drill
 from benchmarks.autopilot.running import requests_of, slo_file
 from benchmarks.autopilot.scoring import Got, WorkloadResult
 from benchmarks.promised import Slo
@@ -34,7 +34,8 @@ def test_what_a_culprit_asks_for_is_promised_nothing(tmp_path: Path) -> None:
     path = tmp_path / "slo.toml"
     path.write_text(slo_file(PROMISE))
     policy = read_policy(str(path))
-    asked = requests_of(1, [(0.0, 60.0, drill_named("flood_without_caps").streams)], CAPACITY)
+    flood = next(one for one in DRILLS if one.name == "flood_without_caps")
+    asked = requests_of(1, [(0.0, 60.0, flood.streams)], CAPACITY)
     targets = {one.is_culprit: policy.of(one.slo_class or "").ttft_ns / 1e6 for one in asked}
 
     assert targets[False] == PROMISE.ttft_ms

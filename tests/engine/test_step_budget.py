@@ -17,7 +17,7 @@ from service.engine.planning.budget import (
     LEAST_SHARE,
     TILE_TOKENS,
     PromptTime,
-    StepCost,
+    StepCostModel,
     predicted_ns,
 )
 from service.engine.planning.targets import Bounds
@@ -105,7 +105,7 @@ def fill(time: PromptTime, remaining: list[int], cap: int) -> list[tuple[int, in
 def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
     cost: SetStepCost, decodes: Load, target_ns: int, overdue: bool, remaining: list[int], cap: int
 ) -> None:
-    costs = StepCost()
+    costs = StepCostModel()
     costs.set(cost)
     time = costs.prompt_time(decodes, Bounds(target_ns), overdue)
     assert time is not None
@@ -133,7 +133,7 @@ def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
 def test_a_step_has_no_room_for_another_tile_while_a_prompt_waits(
     cost: SetStepCost, decodes: Load, target_ns: int, context: int
 ) -> None:
-    costs = StepCost()
+    costs = StepCostModel()
     costs.set(cost)
     time = costs.prompt_time(decodes, Bounds(target_ns), False)
     assert time is not None
@@ -147,7 +147,7 @@ def test_a_step_has_no_room_for_another_tile_while_a_prompt_waits(
 def test_where_prompts_at_all_make_a_step_late_it_computes_a_share_of_them() -> None:
     """2 ms of decodes, and 4 ms more for a step with prompts: three targets would be missed for
     each tile of 4 tokens. A step that keeps the target pays them from the share."""
-    costs = StepCost()
+    costs = StepCostModel()
     costs.set(SetStepCost(base_ns=2 * MS, prefill_token_ns=1_000, decode_row_ns=0, mixed_ns=4 * MS))
 
     def tokens(target_ms: int) -> int:
@@ -161,7 +161,7 @@ def test_where_prompts_at_all_make_a_step_late_it_computes_a_share_of_them() -> 
 
 def test_a_prompt_that_a_part_of_the_margin_finishes_waits_for_no_other_step() -> None:
     """100 ms less a margin of 20 are 80; 24 decodes leave 56 tokens, and 6 more for the end."""
-    costs = StepCost()
+    costs = StepCostModel()
     costs.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS, spread=1.25))
     decodes = Load(0, 0.0, 24, 24, 0, 24)
 
@@ -179,7 +179,7 @@ def test_a_prompt_that_a_part_of_the_margin_finishes_waits_for_no_other_step() -
 
 
 def test_a_prompt_has_the_bound_of_its_class() -> None:
-    costs = StepCost()
+    costs = StepCostModel()
     costs.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS, spread=1.25))
     voice, batch = 150 * MS, 2000 * MS
     bounds = Bounds(100 * MS, {voice: 75 * MS, batch: 60 * MS})
@@ -200,7 +200,7 @@ def test_a_prompt_has_the_bound_of_its_class() -> None:
 def test_a_step_ends_with_the_nearest_whole_tile(
     cost: SetStepCost, decodes: Load, target_ns: int, remaining: int, tile_rows: int
 ) -> None:
-    costs, rows = StepCost(), decodes.decode_rows
+    costs, rows = StepCostModel(), decodes.decode_rows
     costs.set(cost)
     time, without = (
         costs.prompt_time(decodes, Bounds(target_ns), False, tile) for tile in (tile_rows, 0)
@@ -310,7 +310,7 @@ def test_prompts_alone_have_the_whole_cap() -> None:
 # --- the speed of the machine -------------------------------------------------------------------
 
 
-def learn(cost: StepCost, span_ns: int, count: int) -> list[float]:
+def learn(cost: StepCostModel, span_ns: int, count: int) -> list[float]:
     """The drift after each of `count` steps of one decode that take `span_ns`."""
     row = DecodeRow(seq_id=0, slot=0, start=0, blocks=(), output_index=0)
     plan = Plan(
@@ -325,7 +325,7 @@ def learn(cost: StepCost, span_ns: int, count: int) -> list[float]:
 
 
 def test_the_drift_follows_a_machine_that_became_twice_as_slow_and_recovers() -> None:
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=20 * MS, prefill_token_ns=MS, decode_row_ns=0))
 
     assert learn(cost, 20 * MS, 100)[-1] == 1.0
@@ -336,7 +336,7 @@ def test_the_drift_follows_a_machine_that_became_twice_as_slow_and_recovers() ->
 
 
 def test_a_machine_that_is_twice_as_slow_halves_the_prompt_tokens_of_a_step() -> None:
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS))
     learn(cost, MS, 100)
     load = Load(0, 0.0, 1, 1, 0, 1)
@@ -351,7 +351,7 @@ def test_a_machine_that_is_twice_as_slow_halves_the_prompt_tokens_of_a_step() ->
 
 
 def test_a_few_steps_and_a_failed_one_correct_nothing() -> None:
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=20 * MS, prefill_token_ns=MS, decode_row_ns=0))
 
     assert set(learn(cost, 90 * MS, 4)) == {1.0}
@@ -360,7 +360,7 @@ def test_a_few_steps_and_a_failed_one_correct_nothing() -> None:
 
 def test_a_machine_that_stays_slow_stays_slow_until_the_fit_has_followed() -> None:
     """A fit has seen hundreds of steps; until it knows the new speed the correction holds."""
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=20 * MS, prefill_token_ns=MS, decode_row_ns=0))
     learn(cost, 20 * MS, 100)
     assert learn(cost, 40 * MS, 300)[-1] == pytest.approx(2.0)
@@ -370,14 +370,14 @@ def test_a_machine_that_stays_slow_stays_slow_until_the_fit_has_followed() -> No
 
 
 def test_what_a_step_takes_beside_its_forward_pass_is_no_drift() -> None:
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=20 * MS, prefill_token_ns=MS, decode_row_ns=0, around_ns=2 * MS))
 
     assert learn(cost, 18 * MS, 20)[-1] == pytest.approx(1.0)
 
 
 def test_no_two_long_steps_make_the_machine_slow() -> None:
-    cost = StepCost()
+    cost = StepCostModel()
     cost.set(SetStepCost(base_ns=20 * MS, prefill_token_ns=MS, decode_row_ns=0))
     learn(cost, 20 * MS, 100)
 

@@ -30,8 +30,8 @@ from lab.drills.outcome.result import (
     ClientSummary,
     EpisodeResult,
     first_harmed_ns,
-    limits_of,
     reference_requests,
+    thresholds_of,
 )
 from lab.drills.outcome.truth import discard_reasons
 from lab.drills.pace import MachineSpeed
@@ -77,7 +77,7 @@ def test_harm_is_measured_against_the_reference() -> None:
     is no harm."""
     onset_ns = 1000 * MS
     slow_start = sent(8, -700, 5000, 9000, *[500] * 8)
-    limits = limits_of(
+    limits = thresholds_of(
         reference_requests([slow_start, *USUAL, sent(9, 1000, 9000, 9999)], onset_ns, 1.0)
     )
 
@@ -85,20 +85,20 @@ def test_harm_is_measured_against_the_reference() -> None:
     assert (limits.ttft_ns, limits.gap_ns) == (15 * MS, 30 * MS)
     assert limits.tpot_ns == pytest.approx(20 * MS)
     late_first, late_before = sent(9, 1000, 1020, 1050), sent(9, 900, 990, 1050)
-    assert limits.are_broken_by(late_first, onset_ns)
-    assert not limits.are_broken_by(late_before, onset_ns)
-    assert not limits.are_broken_by(sent(9, 900, 990, 999), onset_ns)
-    assert not limits.are_broken_by(sent(9, 1000, 1014, 1094, *[10] * 8), onset_ns)
-    assert limits.are_broken_by(sent(9, 1000, 1014, 1035, 21), onset_ns)
-    assert limits.are_broken_by(sent(9, 900, 910, 1065, 50, 50, 45, 5, 5), onset_ns)
-    assert limits.are_broken_by(sent(9, 960, 970, 1031, *[5] * 6, 31), onset_ns)
-    assert not limits.are_broken_by(sent(9, 960, 965, 1026, 31, *[5] * 6), onset_ns)
-    assert limits_of([]) is None
+    assert limits.are_exceeded_by(late_first, onset_ns)
+    assert not limits.are_exceeded_by(late_before, onset_ns)
+    assert not limits.are_exceeded_by(sent(9, 900, 990, 999), onset_ns)
+    assert not limits.are_exceeded_by(sent(9, 1000, 1014, 1094, *[10] * 8), onset_ns)
+    assert limits.are_exceeded_by(sent(9, 1000, 1014, 1035, 21), onset_ns)
+    assert limits.are_exceeded_by(sent(9, 900, 910, 1065, 50, 50, 45, 5, 5), onset_ns)
+    assert limits.are_exceeded_by(sent(9, 960, 970, 1031, *[5] * 6, 31), onset_ns)
+    assert not limits.are_exceeded_by(sent(9, 960, 965, 1026, 31, *[5] * 6), onset_ns)
+    assert thresholds_of([]) is None
 
 
 def test_the_first_harmed_request_is_no_culprits_and_after_the_onset() -> None:
     """Requests in flight at the onset count from the onset on; a culprit is not a victim."""
-    limits = limits_of(USUAL)
+    limits = thresholds_of(USUAL)
     assert limits is not None
     culprit = sent(7, 1000, 1100, 1200)
     culprit.is_culprit = True

@@ -53,8 +53,8 @@ from lab.drills.mechanism import DEV, TEST
 from lab.drills.spec import Phases
 
 FIRST_SEED = {SMOKE: 30_900, DEV: 31_000, TEST: 37_010, HEALTHY: 36_020}
-"""The seeds from 32_000 to 35_003 were a test once, 37_000 was begun, the healthy ones from 36_000
-and from 36_010 were run: they have been looked at."""
+"""Already looked at, so no test any more: 32_000 to 35_003 and 37_000; of the healthy ones 36_000
+and 36_010, with those after each."""
 ROUNDS = {SMOKE: 1, DEV: 4, TEST: 4, HEALTHY: 1}
 HEALTHY_LOADS = (0.3, 0.5, 0.7)  # ten minutes each
 LEAST_CLASSES, LEAST_TOP_1, LEAST_RECALL = 12, 0.85, 0.5

@@ -54,10 +54,6 @@ def _worker(what: str, *values: float) -> HelperInjection:
     return HelperInjection(make)
 
 
-def _on_engine_core(what: str, *values: float) -> HelperInjection:
-    return HelperInjection(lambda target: [Helper(what, *values, target.engine_core)])
-
-
 DEMAND = (
     find("healthy_light", "poisson"),
     replace(find("healthy_busy", "bursts"), flags=(_SEQS, "8", *_SMALL)),

@@ -45,7 +45,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `clients` are all requests of a phase, `others` those that are not a culprit's.
 
-    `first_harmed_s` is when the first harmed request was due (see `Limits`) that is not a
+    `first_harmed_s` is when the first harmed request was due (see `HarmThresholds`) that is not a
     culprit's; times are seconds from the start of the traffic. `root` is the answer of
     `/debug/root` at the end of the fault. `conditions` are the machine's, by phase, and `paces`
     how slow the engine's core was for a probe, by second (see `pace.paces`). `exit_line` is the
@@ -132,14 +132,14 @@ def summarize(log: Sequence[Sent]) -> ClientSummary:
     )
 
 
-class Limits(msgspec.Struct, frozen=True):
+class HarmThresholds(msgspec.Struct, frozen=True):
     """Latencies above which a request counts as harmed, whatever its lengths are."""
 
     ttft_ns: float
     tpot_ns: float
     gap_ns: float
 
-    def are_broken_by(self, one: Sent, since_ns: int) -> bool:
+    def are_exceeded_by(self, one: Sent, since_ns: int) -> bool:
         """Whether a latency of the request that ended after `since_ns` is above its limit."""
         if one.first_ns is None or (one.last_ns or one.first_ns) <= since_ns:
             return False
@@ -154,7 +154,7 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
-def limits_of(reference: Iterable[Sent]) -> Limits | None:
+def thresholds_of(reference: Iterable[Sent]) -> HarmThresholds | None:
     """`HARMED` times the 95th percentile of the reference's requests; None where too few were
     served."""
     served = [one for one in reference if one.is_good]
@@ -165,7 +165,7 @@ def limits_of(reference: Iterable[Sent]) -> Limits | None:
     if any(one is None for one in high):
         return None
     ttft_ns, tpot_ns, gap_ns = (HARMED * (one or 0.0) for one in high)
-    return Limits(ttft_ns, tpot_ns, gap_ns)
+    return HarmThresholds(ttft_ns, tpot_ns, gap_ns)
 
 
 def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
@@ -176,10 +176,10 @@ def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> li
     return [one for one in before if one.due_ns > last_ns - int(seconds * 1e9)]
 
 
-def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
+def first_harmed_ns(log: Sequence[Sent], limits: HarmThresholds, on_ns: int) -> int | None:
     """When the first harmed request was due, or the onset if that is later. A culprit's own
     requests count only where no other is harmed, as with slow readers."""
-    harmed = [one for one in log if limits.are_broken_by(one, on_ns)]
+    harmed = [one for one in log if limits.are_exceeded_by(one, on_ns)]
     innocent = [one for one in harmed if not one.is_culprit]
     due = [one.due_ns for one in innocent or harmed]
     return max(on_ns, min(due)) if due else None

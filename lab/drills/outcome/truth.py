@@ -12,11 +12,11 @@ from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import (
     ClientSummary,
     EpisodeResult,
-    Limits,
+    HarmThresholds,
     first_harmed_ns,
-    limits_of,
     reference_requests,
     summaries_by_phase,
+    thresholds_of,
 )
 from lab.drills.pace import Beat, paces
 from lab.drills.spec import Phase, Phases
@@ -143,11 +143,11 @@ def discard_reasons(
     return found
 
 
-def _limits(record: EpisodeRecord, phases: Phases, on_ns: int) -> Limits | None:
-    """Limits from the first server, which served the reference."""
+def _limits(record: EpisodeRecord, phases: Phases, on_ns: int) -> HarmThresholds | None:
+    """HarmThresholds from the first server, which served the reference."""
     if not record.logs:
         return None
-    return limits_of(reference_requests(record.logs[0][1], on_ns, phases.reference_s))
+    return thresholds_of(reference_requests(record.logs[0][1], on_ns, phases.reference_s))
 
 
 def _victims(record: EpisodeRecord, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
@@ -158,7 +158,7 @@ def _victims(record: EpisodeRecord, phases: Phases, on_ns: int, off_ns: int) -> 
     return [
         one.request_id
         for one in record.logs[-1][1]
-        if not one.is_culprit and one.due_ns < off_ns and limits.are_broken_by(one, on_ns)
+        if not one.is_culprit and one.due_ns < off_ns and limits.are_exceeded_by(one, on_ns)
     ]
 
 

@@ -27,6 +27,7 @@ from service.engine.plan import Plan, StepOutcome
 from service.engine.planning.plan_load import load_of_plan
 from service.engine.planning.targets import Bounds
 from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.numbers.quantiles import median
 
 TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
 # of the decodes' time, where the target leaves less than that
@@ -49,18 +50,19 @@ def predicted_ns(cost: SetStepCost, load: Load) -> float:
 
 
 def drift_of(fitted: SetStepCost | None, steps: Sequence[tuple[Load, int]]) -> float:
-    """How much longer than by the fit the last steps took: the middle of `RECENT_STEPS` loads and
-    their ns. 1 without a fit, and while there were fewer."""
+    """How much longer than by the fit the last steps took: the median of `RECENT_STEPS` loads
+    and their ns. 1 without a fit, and while there were fewer."""
     if fitted is None or len(steps) < RECENT_STEPS:
         return 1.0
     around_ns = fitted.around_ns
-    drift = _middle(
+    drift = median(
         [(span_ns + around_ns) / max(1.0, predicted_ns(fitted, load)) for load, span_ns in steps]
     )
+    assert drift is not None
     return min(_MOST_DRIFT, max(1 / _MOST_DRIFT, drift))
 
 
-class StepCost:
+class StepCostModel:
     """The fitted cost, corrected by what the last steps took beside it.
 
     Machines change their speed within seconds, a fit follows within hundreds of steps. The
@@ -142,12 +144,17 @@ class StepCost:
 
 @dataclass(slots=True, kw_only=True)
 class PromptTime:
-    """The time that prompts have in one step, while it is planned.
+    """The time for prompts in one step, in ns, while the step is planned.
 
-    The step may take `most_ns`, or a prompt's own bound where that is less; prompts have what is
-    left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used. A prompt that
-    `finish_ns` more would finish may have them: else it waits a whole step for a few tokens. Nearly
-    every step takes at most `spread` times what is foretold.
+    decode_ns     predicted time of the step's decodes
+    least_ns      what prompts get even if the target leaves less
+    most_ns       bound on the whole step (inf: none); a prompt's own bound may be tighter
+    finish_ns     more that is allowed if it completes a prompt, which else waits a whole step
+    spent_ns      used in this step already
+    token_ns, pair_ns, score_row_ns   cost of a prompt token, an attention pair, a scored row
+    spread        nearly every step takes at most this times its prediction
+    tile_rows     rows that kernels compute together; 0: no tiles
+    used          whether the step has a chunk
 
     Where kernels compute `tile_rows` rows together, a step that ends with a part of a tile takes
     about as long as one that ends with all of it, which the fit does not know: such a step ends
@@ -214,10 +221,3 @@ class PromptTime:
         linear = token_ns + self.pair_ns * context
         root = sqrt(linear * linear + 2 * self.pair_ns * left_ns)
         return 2 * left_ns / max(linear + root, 1e-9)
-
-
-def _middle(values: list[float]) -> float:
-    """The median."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -8,7 +8,7 @@ from math import inf
 from msgspec.structs import replace
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
-from service.engine.planning.budget import PromptTime, StepCost
+from service.engine.planning.budget import PromptTime, StepCostModel
 from service.engine.planning.targets import Bounds
 from service.engine.sequences.request import Request
 from telemetry.costs.step_load import Load
@@ -47,7 +47,7 @@ class PlanBuilder:
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def limit_time(self, bounds: Bounds, cost: StepCost, overdue: bool, now_ns: int) -> None:
+    def limit_time(self, bounds: Bounds, cost: StepCostModel, overdue: bool, now_ns: int) -> None:
         """Leave prompts what the decodes of the step leave of its bounds, if costs are known.
         `overdue`: some of them are."""
         rows = len(self.decodes)

@@ -23,16 +23,16 @@ from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.ring import Ring, hash_of
 from telemetry.facts.fleet.routing_records import RoutingPolicy
 
-LEAST_LOADED = 3
-LATE = 3
+LEAST_LOADED_CANDIDATES = 3
+LATE_CANDIDATES = 3
 """Engines with a longer wait that are weighed for a request that is late."""
-MARGIN = 0.7
-"""Of the target for the first token."""
-CHEAP, CHEAP_SHARED = 1.1, 2.0
+TTFT_TARGET_SHARE = 0.7
+"""A first token that is predicted within this share of its target is in time."""
+MAX_WORK_RATIO, MAX_WORK_RATIO_SHARED = 1.1, 2.0
 """A late request goes where its prompt takes at most so many times the least work: to the longest
 wait, where more work would make others late too; where prompts are shared, to the least score."""
-HOLDERS, GROUPS = 5, 4
-LOOKED_THROUGH = 48
+HOLDER_CANDIDATES, MAX_HOLDER_SETS = 5, 4
+MAX_SCANNED = 48
 """Least loaded engines that are looked through for those that hold a prefix that many hold."""
 _MASK = (1 << 64) - 1
 
@@ -82,7 +82,7 @@ class LeastFinish:
         target_ns = request.ttft_target_ns
         if target_ns is None or not book.settings.late_apart_ns:
             return _break_tie(weighed, salt)
-        if weighed[0].ttft_ns <= (target_ns if book.is_sharing else MARGIN * target_ns):
+        if weighed[0].ttft_ns <= (target_ns if book.is_sharing else TTFT_TARGET_SHARE * target_ns):
             return _break_tie(weighed, salt)
         in_time = _in_time(weighed, target_ns)
         if in_time:
@@ -97,18 +97,23 @@ class LeastFinish:
         now_ns: int,
         excluded: Collection[int],
     ) -> Predicted:
-        """Where a request that is late everywhere harms least those that are not: where its prompt
-        is least work, or hardly more if prompts share little, and one waits the longest already. A
-        prompt that others share makes its engine the place for them, so it goes where it ends
-        first. So does one that its own length makes late, unless some engine would have its first
-        token in time without a margin: then it goes where that comes first."""
+        """The engine for a request that is late on every one, where it delays others least.
+
+        prompts share prefixes   lowest score among engines whose wait is within `late_apart_ns` of
+                                 the shortest, and whose prompt work is at most
+                                 MAX_WORK_RATIO_SHARED times the least
+        every wait is short      its own length makes it late: the earliest first token if that
+                                 meets the target without a margin, else the lowest score
+        otherwise                the longest wait among those and up to LATE_CANDIDATES more, with
+                                 at most MAX_WORK_RATIO times the least work
+        """
         book, apart_ns = self._book, self._book.settings.late_apart_ns
         least_ns, target_ns = min(one.before_ns for one in weighed), request.ttft_target_ns or 0
         most_ns = least_ns + apart_ns
         near = [one for one in weighed if one.before_ns <= most_ns]
         if book.is_sharing:
-            return min(_cheap(near, CHEAP_SHARED), key=attrgetter("score"))
-        if least_ns <= MARGIN * target_ns / 2:
+            return min(_cheap(near, MAX_WORK_RATIO_SHARED), key=attrgetter("score"))
+        if least_ns <= TTFT_TARGET_SHARE * target_ns / 2:
             # its own length makes it late: others have room
             soonest = min(weighed, key=attrgetter("ttft_ns"))
             return soonest if soonest.ttft_ns <= target_ns else weighed[0]
@@ -116,18 +121,18 @@ class LeastFinish:
         more = book.predicted(
             {
                 index: book.cached_tokens(index, request)
-                for index in book.order.up_to(apart_ns, LATE)
+                for index in book.order.up_to(apart_ns, LATE_CANDIDATES)
                 if index not in seen and index not in excluded
             },
             request,
             now_ns,
         )
         near += [one for one in more if one.before_ns <= most_ns]
-        return max(_cheap(near, CHEAP), key=attrgetter("before_ns"))
+        return max(_cheap(near, MAX_WORK_RATIO), key=attrgetter("before_ns"))
 
     def _holders(self, request: RouteRequest, excluded: Collection[int]) -> dict[int, int]:
         """Engines that hold most of the prompt, with the tokens that they hold. Of many that hold
-        as much, the least loaded. At most `GROUPS` different sets of holders are looked at."""
+        as much, the least loaded. At most `MAX_HOLDER_SETS` different sets are looked at."""
         views, found = self._book.views, dict[int, int]()
         last = groups = 0
         for depth, holders in self._book.prefixes.matches(request.anchors):
@@ -137,18 +142,19 @@ class LeastFinish:
             for index in self._group(holders):
                 if index not in found and index not in excluded:
                     found[index] = tokens_at(views[index], depth, request)
-            if len(found) >= HOLDERS or groups == GROUPS:
+            if len(found) >= HOLDER_CANDIDATES or groups == MAX_HOLDER_SETS:
                 break
         return found
 
     def _group(self, holders: Collection[int]) -> list[int]:
         """Those of the holders that are looked at."""
         views = self._book.views
-        if len(holders) <= 2 * HOLDERS:
+        if len(holders) <= 2 * HOLDER_CANDIDATES:
             return [index for index in holders if not views[index].draining]
-        least = self._book.order.least(LOOKED_THROUGH)
-        group = list(islice(filter(holders.__contains__, least), HOLDERS))
-        group += [index for index in islice(holders, HOLDERS) if not views[index].draining]
+        least = self._book.order.least(MAX_SCANNED)
+        group = list(islice(filter(holders.__contains__, least), HOLDER_CANDIDATES))
+        some = islice(holders, HOLDER_CANDIDATES)
+        group += [index for index in some if not views[index].draining]
         return group
 
     def _add_least_loaded(
@@ -157,13 +163,13 @@ class LeastFinish:
         """The first of the order; beyond those, silent ones and excluded ones do not count."""
         added = 0
         views = self._book.views
-        for index in self._book.order.least(LOOKED_THROUGH + len(excluded)):
+        for index in self._book.order.least(MAX_SCANNED + len(excluded)):
             if index in excluded:
                 continue
             if index not in found:
                 found[index] = 0
             added += now_ns - views[index].signal_ns <= SILENT_NS
-            if added == LEAST_LOADED:
+            if added == LEAST_LOADED_CANDIDATES:
                 return
 
 
@@ -200,7 +206,7 @@ class PrefixAffinity:
             if len(holders) == last:
                 continue  # the same ones
             last = len(holders)
-            for index in islice(holders, LOOKED_THROUGH):
+            for index in islice(holders, MAX_SCANNED):
                 if index not in excluded and self._has_room(index):
                     return index
         return None
@@ -270,7 +276,7 @@ def _in_time(weighed: list[Predicted], target_ns: int) -> list[Predicted]:
     engine that has to compute more of the prompt than another one has to do so in the margin too,
     because others would be late for it."""
     least_ns = min(one.work_ns for one in weighed)
-    most_ns = MARGIN * target_ns
+    most_ns = TTFT_TARGET_SHARE * target_ns
     return [one for one in weighed if one.ttft_ns + one.work_ns - least_ns <= most_ns]
 
 

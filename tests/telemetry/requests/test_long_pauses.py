@@ -36,7 +36,7 @@ def charged(tape: Tape, pauses: list[tuple[int, int]], begin_ns: int, end_ns: in
         Pause(a, b, HostProcess.ENGINE, PauseCause.OFF_CPU, "", b - a) for a, b in pauses
     )
     charger = Charger(tape, Pauses(engine=engine), Track(seq_id=2))
-    charger.shared(State.WAIT, "", begin_ns, end_ns)
+    charger.charge_steps(State.WAIT, "", begin_ns, end_ns)
     return +charger.book
 
 
