@@ -67,10 +67,11 @@ def too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, message, "invalid_request_error", "body_too_large")
 
 
-def unauthorized() -> ApiError:
+def unauthorized(key: str) -> ApiError:
+    """`key` is the one that is missing or wrong, by the flag that sets it."""
     return ApiError(
         401,
-        "missing or wrong key; send it as 'Authorization: Bearer KEY'",
+        f"missing or wrong key: this needs {key}; send it as 'Authorization: Bearer KEY'",
         "authentication_error",
         "invalid_api_key",
         headers={"www-authenticate": "Bearer"},
@@ -196,7 +197,8 @@ def error_of_end(
         case EndReason.TIMEOUT | EndReason.DEADLINE:
             return timed_out(reason)
         case EndReason.ADAPTER_FAILED:
-            return _adapter_error(500, detail or "the adapter could not be loaded", reason)
+            # the detail names files of the server: it is in the log and in facts
+            return _adapter_error(500, "the adapter could not be loaded", reason)
         case EndReason.ADAPTER_UNLOADED:
             return _adapter_error(404, detail or "the adapter was unloaded", reason)
         case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:

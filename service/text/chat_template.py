@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +14,7 @@ from jinja2 import nodes
 
 from service.text.template_sandbox import MAX_CHARACTERS, sandbox
 
-_MARK = "<<CONTINUE"  # lengthened until no message has it
+_MARKS = re.compile(r"<<CONTINUE([0-9]+)>>")  # one that no message has shows where the last ends
 
 
 class TemplateError(Exception):
@@ -89,11 +91,12 @@ def template_facts(template: str) -> TemplateFacts:
 
 
 def _unused_mark(messages: Sequence[Mapping[str, Any]]) -> str:
-    content = str(messages[-1]["content"])
-    mark = _MARK
-    while mark in content:
-        mark += "<"
-    return mark
+    """A short text that is in no content. Contents come from clients: they are read once."""
+    used = {
+        found[1] for message in messages for found in _MARKS.finditer(str(message.get("content")))
+    }
+    number = next(number for number in itertools.count() if str(number) not in used)
+    return f"<<CONTINUE{number}>>"
 
 
 def _before(mark: str, rendered: str) -> str:

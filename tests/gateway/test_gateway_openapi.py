@@ -86,6 +86,7 @@ def test_references_of_the_document_exist() -> None:
         (GatewayConfig(debug_key="a"), "/metrics", "debugKey"),
         (GatewayConfig(debug_key="a"), "/debug/snapshot", "debugKey"),
         (GatewayConfig(api_key="a", debug_key="b"), "/health", None),
+        (GatewayConfig(api_key="a"), "/debug/limits", None),
     ],
 )
 def test_keys_are_described_where_they_are_needed(
@@ -94,3 +95,11 @@ def test_keys_are_described_where_they_are_needed(
     operation = described(config)["paths"][path]["get"]
 
     assert operation.get("security") == (None if guard is None else [{guard: []}])
+
+
+def test_what_changes_the_server_is_described_with_a_key_where_there_is_any() -> None:
+    guards = {"apiKey": GatewayConfig(api_key="a"), "debugKey": GatewayConfig(debug_key="a")}
+    for guard, config in guards.items():
+        change = described(config)["paths"]["/debug/limits"]["put"]
+        assert change["security"] == [{guard: []}]
+    assert "security" not in described()["paths"]["/debug/limits"]["put"]

@@ -45,7 +45,7 @@ class World:
         self.client = client or EngineClient(None, lambda stage: None)
         self.engine = ScriptedEngine(clock)
         self.sent: list[Message] = []
-        self._state = clients_state(
+        self.state = clients_state(
             config or GatewayConfig(),
             CONFIG.model,
             dummy_tokenizer("tiny"),
@@ -64,11 +64,15 @@ class World:
         await self.engine.attach(self.client)
 
     async def end(self) -> None:
-        await self._state.ingest.close()
+        await self.state.ingest.close()
 
     async def serve(self, **fields: Any) -> None:
-        """One request, from its first byte to its recorded end."""
-        body = json.dumps({"prompt": [20, 21], "max_tokens": 1, **fields}).encode()
+        """One request for a text, from its first byte to its recorded end."""
+        await self.ask(Operation.TEXT, {"prompt": [20, 21], "max_tokens": 1, **fields})
+
+    async def ask(self, operation: Operation, fields: dict[str, Any]) -> None:
+        """A request of any route."""
+        body = json.dumps(fields).encode()
         unread = asyncio.Queue[Message]()
         unread.put_nowait({"type": "http.request", "body": body, "more_body": False})
         scope: dict[str, Any] = {
@@ -79,7 +83,7 @@ class World:
         async def send(message: Message) -> None:
             self.sent.append(message)
 
-        handler = GenerationHandler(self._state, Operation.TEXT, scope, unread.get, send)
+        handler = GenerationHandler(self.state, operation, scope, unread.get, send)
         await handler.run()
 
 

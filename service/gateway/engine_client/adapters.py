@@ -1,7 +1,8 @@
 """The adapters of the engine as the gateway knows them: a view made of facts.
 
 The engine process owns the registry. What was loaded or unloaded at run time is told again to an
-engine that replaces another; the adapters of the start it reads itself.
+engine that replaces another; the adapters of the start it reads itself. While no engine has said
+what it has, the names that the next one will have are listed as awaited.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,8 @@ class AdapterEngineGone(Exception):
 
 @dataclass(slots=True, eq=False)
 class KnownAdapter:
-    """One adapter that clients may name. `bytes` and `rank` are None until it has been read."""
+    """One adapter that clients may name. `bytes` and `rank` are None until it has been read; an
+    awaited one has no number of a running engine."""
 
     number: int
     name: str
@@ -72,12 +74,18 @@ class AdapterView:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._by_name: dict[str, KnownAdapter] = {}
+        self._awaited: dict[str, KnownAdapter] = {}
         self._known: dict[int, KnownAdapter] = {}
         self._of_start: set[str] = set()
         self._told: dict[str, LoadAdapter | UnloadAdapter] = {}  # by name
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._reads: dict[int, asyncio.Future[None]] = {}
         self._unloads: dict[int, asyncio.Future[None]] = {}
+
+    def await_start(self, named: Iterable[tuple[str, object]]) -> None:
+        """Name and folder of each adapter that the first engine will read."""
+        for name, folder in named:
+            self._awaited[name] = KnownAdapter(len(self._awaited), name, str(folder))
 
     # What the routes ask
 
@@ -86,9 +94,15 @@ class AdapterView:
         known = self._by_name.get(name)
         return None if known is None else known.number
 
+    def is_awaited(self, name: str) -> bool:
+        """Whether an engine that starts will have the adapter of that name."""
+        return name in self._awaited
+
     def listed(self) -> list[KnownAdapter]:
-        """Those that clients may name, in the order in which they became known."""
-        return sorted(self._by_name.values(), key=lambda known: known.number)
+        """Those that clients may name, in the order in which they became known, then the awaited
+        ones."""
+        known = sorted(self._by_name.values(), key=lambda one: one.number)
+        return [*known, *self._awaited.values()]
 
     async def load(self, name: str, source: str, replace: bool, within_s: float) -> None:
         """Know an adapter and read it. Raises AdaptersRefused, AdapterBroken, AdapterEngineGone,
@@ -131,15 +145,22 @@ class AdapterView:
             case AdapterFailed():
                 self._failed(fact)
             case AdapterRefused():
+                self._awaited.pop(fact.name, None)
                 _fail(self._asked.get(fact.ticket), AdaptersRefused(fact.why, fact.live))
 
     def engine_started(self) -> None:
-        """A new engine is ready; it is told what was changed since the start."""
+        """A new engine is ready; it is told what was changed since the start. What it read at its
+        start it says in the same frame."""
+        told = self._told
+        for name in [one for one in self._awaited if not isinstance(told.get(one), LoadAdapter)]:
+            del self._awaited[name]
         for command in list(self._told.values()):
             self._send(command)
 
     def engine_ended(self) -> None:
-        """Nothing is known until another engine says what it has."""
+        """Nothing is known until another engine says what it has, but which names it will have."""
+        for known in self.listed():
+            self._awaited[known.name] = KnownAdapter(known.number, known.name, known.source)
         self._by_name.clear()
         self._known.clear()
         waiting: list[asyncio.Future[Any]] = [*self._asked.values()]
@@ -150,6 +171,7 @@ class AdapterView:
     def _added(self, fact: AdapterAdded) -> None:
         known = KnownAdapter(fact.number, fact.name, fact.source)
         self._known[fact.number] = known
+        self._awaited.pop(fact.name, None)
         if fact.replaces is None:
             self._by_name[fact.name] = known
         if fact.ticket == OF_START:

@@ -19,6 +19,7 @@ from service.engine.inbox import Cancel, Pause, Resume, Submit
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
+from service.gateway.engine_client.engine_protocol import EngineProtocol
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
@@ -34,7 +35,6 @@ from telemetry.facts.engine_records import (
     SequenceEnded,
     SequenceQueued,
 )
-from telemetry.facts.framing import Unframer
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
@@ -46,7 +46,8 @@ class EngineClient:
     """Connects requests with the running engine process.
 
     `on_frame` is called with the facts of each frame that was read (the loop probe uses it),
-    `on_prefixes` with what the engine says of its prefix cache, where it was asked.
+    `on_prefixes` with what the engine says of its prefix cache, where it was asked, `on_detach`
+    when the engine process has ended.
     `frames` counts those of this engine. Of several gateway processes the main one has a `lane`:
     it records the engine's facts. Sequence ids begin after `first_seq_id`.
     """
@@ -64,6 +65,7 @@ class EngineClient:
         self.adapters = AdapterView(self.send)
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self.on_prefixes: Callable[[frames.PrefixesHeld], None] = lambda news: None
+        self.on_detach: Callable[[], None] = _nothing
         self.before_frame: Callable[[], None] = _nothing
         self.after_frame: Callable[[], None] = _nothing
         self._lane = lane
@@ -192,7 +194,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         closed = loop.create_future()
         writer, _ = await loop.create_connection(
-            lambda: _EngineProtocol(self._receive, closed), sock=connection
+            lambda: EngineProtocol(self._receive, closed), sock=connection
         )
         self.failure = None
         self._writer = writer
@@ -203,6 +205,12 @@ class EngineClient:
         finally:
             self._detach()
             writer.close()
+
+    def abort(self) -> None:
+        """Close our end of the socket at once: the engine does not, though it was killed. Does
+        nothing where no engine is attached."""
+        if self._writer is not None:
+            self._writer.abort()
 
     def request_shutdown(self) -> None:
         """Ask the engine process to exit."""
@@ -323,28 +331,8 @@ class EngineClient:
             queue.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
         for queue in in_flight.values():
             queue.stop_pushing()
+        self.on_detach()
 
 
 def _nothing() -> None:
     """What a frame is read between, unless there are several gateway processes."""
-
-
-class _EngineProtocol(asyncio.Protocol):
-    """Handles frames in `data_received`: a stream reader's task would need one more iteration of
-    the event loop for each frame."""
-
-    def __init__(
-        self, receive: Callable[[frames.ToGateway], None], closed: asyncio.Future[None]
-    ) -> None:
-        self._receive = receive
-        self._closed = closed
-        self._unframer = Unframer()
-        self._decode = frames.to_gateway_decoder.decode
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._unframer.feed(data):
-            self._receive(self._decode(payload))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._closed.done():
-            self._closed.set_result(None)

@@ -19,6 +19,9 @@ from service.process.heartbeat import HeartbeatReader, shared_file
 from telemetry.facts.clock import Clock
 
 _POLL_S = 0.01
+KILLED_S = 2.0
+"""How long a process may take to end after SIGKILL. One that waits in the kernel, for a device or a
+file system, does not end before that answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,25 @@ class EngineProcess:
     heartbeat: HeartbeatReader
     stacks: FileIO
 
-    async def wait(self, grace_s: float) -> int:
-        """Wait for its exit code; after `grace_s` the process is killed."""
+    async def wait(self, grace_s: float, killed_s: float = KILLED_S) -> int | None:
+        """Wait for its exit code; after `grace_s` the process is killed. None if it has not ended
+        `killed_s` after that."""
+        code = await self._poll(grace_s)
+        if code is None:
+            self.process.kill()
+            code = await self._poll(killed_s)
+        return code
+
+    async def _poll(self, within_s: float) -> int | None:
+        """Its exit code; None if it has not ended in time. A thread that waits for the process
+        could not be ended either, and would keep the service."""
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(within_s):
                 while self.process.poll() is None:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            self.process.kill()
-        return self.process.wait()
+            pass
+        return self.process.poll()
 
     def close(self) -> None:
         """Close what is shared with it. When its socket is closed, the process exits."""

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 
 from service.gateway.engine_client.client import EngineClient
-from service.gateway.engine_client.engine_process import EngineProcess
+from service.gateway.engine_client.engine_process import KILLED_S, EngineProcess
 from service.gateway.engine_client.liveness import POLL_NS, EngineStatus, LivenessProbe
 from service.gateway.engine_client.stacks import STOPPED, Stacks, stacks_of
 from telemetry.facts.clock import Clock
@@ -46,12 +46,16 @@ class EngineWatch:
         clock: Clock,
         lane: Lane,
         deadline_s: float,
+        killed_s: float = KILLED_S,
     ) -> None:
+        """The socket of an engine that was killed is closed on our side after `killed_s`, if it has
+        not been closed by then."""
         self.end_detail: str | None = None
         self._client = client
         self._engine = engine
         self._clock = clock
         self._lane = lane
+        self._killed_s = killed_s
         self._liveness = LivenessProbe(int(deadline_s * 1e9))
         self._hang: _Hang | None = None
 
@@ -132,7 +136,8 @@ class EngineWatch:
         log.warning("the engine works again")
 
     async def _end(self, now_ns: int) -> None:
-        """Kill the process: SIGKILL ends a stopped one too. The supervisor does the rest."""
+        """Kill the process: SIGKILL ends a stopped one too. The supervisor does the rest, once the
+        socket is closed: it ends this watch then."""
         if self._hang is None:
             self._hang = self._begin(now_ns - self._liveness.hung_ns, self._liveness.stuck_ns > 0)
         hang = self._hang
@@ -140,3 +145,8 @@ class EngineWatch:
         seconds = (self._clock.now_ns() - hang.since_ns) / 1e9
         self.end_detail = f"did not respond for {seconds:.0f} s and was ended"
         self._engine.process.kill()
+        await asyncio.sleep(self._killed_s)
+        pid = self._engine.process.pid
+        log.error("engine process %d was killed and holds its socket; it is given up", pid)
+        self._client.health.given_up_pid = pid
+        self._client.abort()

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class RequestAbout(NamedTuple):
-    """A request, as an engine elsewhere records it. `sequence` counts its `sequences` from 0."""
+    """A request, as an engine elsewhere records it. `sequence` counts its `sequences` from 0. They
+    share a prompt; or each has its own, of `own_prompt_tokens` in the mean."""
 
     request_id: str
     trace_id: str
@@ -17,3 +18,4 @@ class RequestAbout(NamedTuple):
     operation: str
     sequence: int
     sequences: int
+    own_prompt_tokens: int = 0

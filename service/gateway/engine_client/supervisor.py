@@ -15,7 +15,7 @@ import socket
 
 from service.config.settings import EngineConfig
 from service.gateway.engine_client.client import EngineClient
-from service.gateway.engine_client.engine_process import EngineProcess, start_engine
+from service.gateway.engine_client.engine_process import KILLED_S, EngineProcess, start_engine
 from service.gateway.engine_client.engine_watch import EngineWatch
 from service.process import frames
 from telemetry.facts.clock import Clock
@@ -47,9 +47,12 @@ class Supervisor:
         first: EngineProcess | None = None,
         deadline_s: float = 0.0,
         listener: socket.socket | None = None,
+        stop_grace_s: float = _STOP_GRACE_S,
+        killed_s: float = KILLED_S,
     ) -> None:
         """`first` is an engine that has been started already. An engine that hangs for `deadline_s`
-        is killed; 0: never. Further gateway processes connect to `listener`."""
+        is killed; 0: never. Further gateway processes connect to `listener`. An engine that is to
+        end has `stop_grace_s` for it, and `killed_s` once it was killed."""
         self._client = client
         self._config = config
         self._clock = clock
@@ -57,6 +60,7 @@ class Supervisor:
         self._engine = first
         self._deadline_s = deadline_s
         self._listener = listener
+        self._stop_grace_s, self._killed_s = stop_grace_s, killed_s
         self._end_detail: str | None = None
         self._stopping = asyncio.Event()
         self.restarts = 0
@@ -86,12 +90,14 @@ class Supervisor:
             self.restarts += 1
 
     async def stop(self) -> None:
-        """End the engine process: by a Shutdown message, then by SIGKILL."""
+        """End the engine process: by a Shutdown message, then by SIGKILL; one that does not end by
+        that either is left alone."""
         self._stopping.set()
         engine = self._engine
         if engine is not None and engine.process.returncode is None:
             self._client.request_shutdown()
-            await engine.wait(_STOP_GRACE_S)
+            if await engine.wait(self._stop_grace_s, self._killed_s) is None:
+                self._client.abort()
 
     async def _run_one(self) -> int | None:
         """Run one engine; returns its exit code, or None if it could not be started."""
@@ -100,7 +106,9 @@ class Supervisor:
         except OSError as error:
             self._end_detail = f"cannot start the engine process: {error}"
             return None
-        watch = EngineWatch(self._client, engine, self._clock, self._lane, self._deadline_s)
+        watch = EngineWatch(
+            self._client, engine, self._clock, self._lane, self._deadline_s, self._killed_s
+        )
         watching = asyncio.create_task(watch.run(), name="engine watch")
         try:
             await self._client.attach(engine.connection, self._config, engine.begun_ns)
@@ -109,7 +117,10 @@ class Supervisor:
             self._end_detail = watch.end_detail
             engine.connection.close()
             # its socket is closed: the process has nothing left to do
-            code = await engine.wait(_STOP_GRACE_S)
+            code = await engine.wait(self._stop_grace_s, self._killed_s)
+            if code is None:
+                log.error("engine process %d was killed and has not ended", engine.process.pid)
+                self._end_detail = self._end_detail or "was killed and has not ended"
             engine.close()
             self._engine = None
         return code

@@ -4,7 +4,8 @@
 - `ingest_task`, `submitting`: its body becomes prompts, and these become sequences of the engine.
 - `output_processor`, `choice`, `reasoning_text`: its tokens become text.
 - `answer_writer`: text becomes response bodies and server-sent events: those of chats and texts in
-  `responses`, those of /v1/responses in `responses_writer` and `response_items`.
+  `responses`, those of /v1/responses in `responses_writer` and `response_items`; `logprobs` are
+  those of both.
 - `delivery`: these are sent.
 - `request_recorder`: the request's facts.
 - `state`: what all requests share.

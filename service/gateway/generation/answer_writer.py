@@ -37,7 +37,7 @@ class AnswerWriter(Protocol):
         """The event of an error within the stream; None where it is the error's own body."""
         ...
 
-    def whole(
+    async def whole(
         self,
         choices: list[Choice],
         deltas: list[Delta],
@@ -45,5 +45,6 @@ class AnswerWriter(Protocol):
         timings: RequestTimings | None,
         echoes: Sequence[PromptEcho] = (),
     ) -> bytes:
-        """The response in one piece; `echoes` are of its prompts, where they are sent back."""
+        """The response in one piece; `echoes` are of its prompts, where they are sent back. Other
+        tasks run while it is made."""
         ...

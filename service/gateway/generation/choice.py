@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from service.engine.plan import Emission, Sample, TokenLogprob
 from service.engine.prompt_output import PromptResult
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.tool_text import ToolText
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
-from service.gateway.ingest.score_rendering import token_name
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from service.text.tools.parser import CallPiece
@@ -30,7 +30,8 @@ class ScoredToken:
 @dataclass(slots=True)
 class Delta:
     """What is new in a choice since the last `take_delta`; `text` is of the answer. `token_ids`
-    None: they were not asked for."""
+    None: they were not asked for. `entries` are the `scored` tokens as JSON, where that has been
+    made."""
 
     text: str
     scored: list[ScoredToken]
@@ -38,6 +39,7 @@ class Delta:
     token_ids: list[int] | None = None
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
+    entries: list[msgspec.Raw] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -185,45 +187,3 @@ class Choice:
             self._append_content(self.tools.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())
-
-
-def chat_logprobs(
-    tokenizer: Tokenizer, scored: list[ScoredToken], by_id: bool = False
-) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice."""
-    name = token_name(tokenizer, by_id)
-
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": name(token_id),
-            "logprob": logprob,
-            "bytes": list(tokenizer.token_bytes(token_id)),
-        }
-
-    content = [
-        {
-            **entry(token.token_id, token.logprob),
-            "top_logprobs": [entry(top.token_id, top.logprob) for top in token.top],
-        }
-        for token in scored
-    ]
-    return {"content": content, "refusal": None}
-
-
-def text_logprobs(
-    tokenizer: Tokenizer, scored: list[ScoredToken], by_id: bool = False
-) -> dict[str, Any]:
-    """The `logprobs` object of a text completion choice."""
-    name = token_name(tokenizer, by_id)
-    return {
-        "tokens": [name(token.token_id) for token in scored],
-        "token_logprobs": [token.logprob for token in scored],
-        "top_logprobs": [
-            {
-                name(t.token_id): t.logprob
-                for t in (*token.top, TokenLogprob(token.token_id, token.logprob))
-            }
-            for token in scored
-        ],
-        "text_offset": [token.offset for token in scored],
-    }

@@ -88,7 +88,7 @@ async def respond_embeddings(
     body = {
         "object": "list",
         "data": msgspec.Raw(data),
-        "model": state.model,
+        "model": request.model or state.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
     recorder.detokenized(begin_ns)

@@ -34,14 +34,14 @@ class IngestTask:
             waited_ns = max(0, result.begun_ns - whole_ns)
             model = request.model or self._state.model
             recorder.parsed(request, model, result.parsed_ns, waited_ns)
-            if request.tool_result_ids:
-                calls, unknown = self._state.calls.take(request.tool_result_ids)
-                recorder.returned(result.parsed_ns, calls, unknown)
         if result.refusal is not None:
             raise result.refusal.error()
         assert request is not None
         if not self._state.engine.ready or not result.prompts:
             raise self._state.engine.unavailable_error()
+        if request.tool_result_ids:  # an id is found once: a request that is sent again needs it
+            calls, unknown = self._state.calls.take(request.tool_result_ids)
+            recorder.returned(result.parsed_ns, calls, unknown)
         return request, result
 
     async def _read(self, body: bytes) -> IngestResult:

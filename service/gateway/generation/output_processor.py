@@ -13,7 +13,7 @@ from typing import Any
 
 from service.engine.plan import Emission
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.errors import ApiError, error_of_end
+from service.gateway.errors import ApiError, Interrupted, error_of_end
 from service.gateway.generation.answer_writer import AnswerWriter
 from service.gateway.generation.choice import Choice, Delta
 from service.gateway.generation.delivery import Delivery
@@ -99,7 +99,9 @@ class OutputProcessor:
         deltas = [choice.take_delta() for choice in sent]
         read = [choice.read for choice in self._choices[:: self._request.candidates]]
         echoes = await echoes_of(self._state.ingest, self._request, self._prompts, read)
-        body = self._writer.whole(sent, deltas, self._usage(), timings, echoes)
+        body = await self._writer.whole(sent, deltas, self._usage(), timings, echoes)
+        if self._outputs.interruption is not None:
+            raise Interrupted(self._outputs.interruption)
         await self._delivery.send_response(body, timings)
 
     async def _process_until_done(self) -> None:

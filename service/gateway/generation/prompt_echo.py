@@ -26,13 +26,17 @@ class PromptEcho:
     legacy: tuple[bytes, ...] = ()
     by_id: bytes | None = None
 
+    @property
+    def scored_characters(self) -> int:
+        """How many characters with scores come before those of the generated tokens."""
+        return len(self.text) if self.legacy else 0
+
     def logprobs(self, generated: dict[str, Any] | None) -> Any:
-        """The `logprobs` of a choice: those of the prompt, then those of the generated tokens."""
+        """The `logprobs` of a choice: those of the prompt, then those of the generated tokens,
+        whose offsets count `scored_characters`."""
         if not self.legacy:
             return generated
         later = generated or dict.fromkeys(LEGACY_FIELDS, ())
-        shifted = [offset + len(self.text) for offset in later["text_offset"]]
-        later = {**later, "text_offset": shifted}
         return {
             name: msgspec.Raw(_joined(own, _encode(later[name])))
             for name, own in zip(LEGACY_FIELDS, self.legacy, strict=True)

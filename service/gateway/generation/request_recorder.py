@@ -99,7 +99,7 @@ class RequestRecorder:
         span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
         return self._trace_id, f"{span_id:016x}"
 
-    def for_engine(self, sequence: int, sequences: int) -> RequestAbout:
+    def for_engine(self, sequence: int, sequences: int, own_prompt_tokens: int = 0) -> RequestAbout:
         """What an engine elsewhere records of the request."""
         route, operation = self._asked
         return RequestAbout(
@@ -111,6 +111,7 @@ class RequestRecorder:
             operation,
             sequence,
             sequences,
+            own_prompt_tokens,
         )
 
     def about(self) -> dict[str, str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from service.gateway.generation.choice import Delta, ScoredToken, chat_logprobs
+from service.gateway.generation.choice import Delta
+from service.gateway.generation.logprobs import chat_logprobs
 from service.text.tokenizer import Tokenizer
 from service.text.tools.parser import CallPiece, FoundCall
 
@@ -32,8 +33,8 @@ class ResponseItems:
         self.items: list[dict[str, Any]] = []
         self._open: str | None = None
         self._text: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
-        self._unsaid: list[ScoredToken] = []  # tokens of a message, if text of them comes
+        self._logprobs: list[Any] = []
+        self._unsaid: list[Any] = []  # the same of tokens of a message, if text of them comes
 
     def add(self, delta: Delta) -> Iterator[Event]:
         """Take new output: reasoning, then text of the answer, then calls. The text comes after
@@ -43,7 +44,7 @@ class ResponseItems:
         pieces = iter(delta.calls)
         if self._open == _CALL:
             yield from self._add_calls(pieces)
-        self._unsaid += delta.scored
+        self._unsaid += self._entries(delta)
         if delta.text or (self._unsaid and not self._may_call):
             yield from self._say(delta.text)
         yield from self._add_calls(pieces)
@@ -60,8 +61,14 @@ class ResponseItems:
 
     def _say(self, text: str) -> Iterator[Event]:
         """Add to the message, with all tokens that were not said yet."""
-        scored, self._unsaid = self._unsaid, []
-        yield from self._append("message", text, scored)
+        entries, self._unsaid = self._unsaid, []
+        yield from self._append("message", text, entries)
+
+    def _entries(self, delta: Delta) -> list[Any]:
+        if delta.entries is not None:
+            return delta.entries
+        found: list[Any] = chat_logprobs(self._tokenizer, delta.scored)["content"]
+        return found
 
     def _add_calls(self, pieces: Iterator[CallPiece]) -> Iterator[Event]:
         for piece in pieces:
@@ -72,16 +79,15 @@ class ResponseItems:
                 self._text.append(piece.arguments)
                 yield f"{_CALL}_arguments.delta", {**self._item(), "delta": piece.arguments}
 
-    def _append(self, kind: str, text: str, scored: list[ScoredToken]) -> Iterator[Event]:
+    def _append(self, kind: str, text: str, entries: list[Any]) -> Iterator[Event]:
         if self._open != kind:
             yield from self._end("completed")
             yield from self._begin(kind)
         self._text.append(text)
         fields: dict[str, Any] = {"delta": text}
         if kind == "message":
-            found = chat_logprobs(self._tokenizer, scored)["content"]
-            self._logprobs += found
-            fields["logprobs"] = found
+            self._logprobs += entries
+            fields["logprobs"] = entries
         yield f"{_PARTS[kind]}.delta", {**self._place(), **fields}
 
     def _begin(self, kind: str) -> Iterator[Event]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from service.gateway.errors import ApiError
-from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.gateway.generation.choice import Choice, Delta, ScoredToken
+from service.gateway.generation.logprobs import chat_logprobs, in_pieces, text_logprobs
 from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.generation.tool_text import delta_calls, message_calls
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
@@ -117,7 +119,7 @@ class ChunkWriter:
         """An error is its own event."""
         return
 
-    def whole(
+    async def whole(
         self,
         choices: list[Choice],
         deltas: list[Delta],
@@ -126,7 +128,9 @@ class ChunkWriter:
         echoes: Sequence[PromptEcho] = (),
     ) -> bytes:
         """The response in one piece."""
-        return full_body(self._head, choices, deltas, counts, self._tokenizer, timings, echoes)
+        return await full_body(
+            self._head, choices, deltas, counts, self._tokenizer, timings, echoes
+        )
 
     def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
         """The same bytes as `delta_event`. `counts` is the usage so far, if each chunk has it."""
@@ -202,7 +206,7 @@ def best_choices(candidates: list[Choice], request: GenerationRequest) -> list[C
     return best
 
 
-def full_body(
+async def full_body(
     head: ResponseHead,
     choices: list[Choice],
     deltas: list[Delta],
@@ -211,7 +215,8 @@ def full_body(
     timings: RequestTimings | None = None,
     echoes: Sequence[PromptEcho] = (),
 ) -> bytes:
-    """A response in one piece; `echoes` are of its prompts, which have as many choices each."""
+    """A response in one piece; `echoes` are of its prompts, which have as many choices each. Other
+    tasks run while it is made."""
     bodies: list[dict[str, Any]] = []
     said = echoes or (PromptEcho(),)
     each = max(1, len(choices) // len(said))
@@ -222,7 +227,11 @@ def full_body(
             body["message"] = _message(choice, delta)
         else:
             body["text"] = echo.text + delta.text
-        body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))
+        generated = None
+        if head.with_logprobs and delta.scored:
+            render = partial(_rendered, head, tokenizer, after=echo.scored_characters)
+            generated = await in_pieces(render, delta.scored)
+        body["logprobs"] = echo.logprobs(generated)
         body["finish_reason"] = delta.finish_reason
         if delta.token_ids is not None:
             body["token_ids"] = delta.token_ids
@@ -279,7 +288,14 @@ def _chunk(
 def _logprobs(head: ResponseHead, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not head.with_logprobs or not delta.scored:
         return None
+    return _rendered(head, tokenizer, delta.scored)
+
+
+def _rendered(
+    head: ResponseHead, tokenizer: Tokenizer, scored: Sequence[ScoredToken], *, after: int = 0
+) -> dict[str, Any]:
+    """The log-probabilities of tokens that come `after` so many characters of a text."""
     by_id = head.wishes.name_token_ids
     if head.operation is Operation.CHAT:
-        return chat_logprobs(tokenizer, delta.scored, by_id)
-    return text_logprobs(tokenizer, delta.scored, by_id)
+        return chat_logprobs(tokenizer, scored, by_id)
+    return text_logprobs(tokenizer, scored, by_id, after)

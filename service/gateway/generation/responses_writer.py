@@ -9,6 +9,7 @@ import msgspec
 
 from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta
+from service.gateway.generation.logprobs import chat_entries
 from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.generation.response_items import Event, ResponseItems
 from service.gateway.generation.responses import ResponseHead
@@ -29,6 +30,7 @@ class ResponsesWriter:
         """`repeated` is what it repeats of its request, a JSON object; `may_call`: the output may
         have calls."""
         self._head = head
+        self._tokenizer = tokenizer
         # the values stay the JSON that they are, however large they are
         self._repeated = msgspec.json.decode(repeated, type=dict[str, msgspec.Raw])
         self._items = ResponseItems(head.request_id, tokenizer, may_call)
@@ -60,7 +62,7 @@ class ResponsesWriter:
         response["error"] = {"code": code, "message": error.message}
         return self._events([("failed", {"response": response})])
 
-    def whole(
+    async def whole(
         self,
         choices: list[Choice],
         deltas: list[Delta],
@@ -70,6 +72,7 @@ class ResponsesWriter:
     ) -> bytes:
         """The response as it is after all events."""
         for delta in deltas:
+            delta.entries = await chat_entries(self._tokenizer, delta.scored)
             list(self._taken(delta))
         return _encode(self._response(self._status(), counts, timings))
 

@@ -44,13 +44,16 @@ class GatewayState(ServerState):
 
     def adapter_of(self, model: str | None) -> int:
         """The number of the adapter that a request names as its model, 0 for the base model. Raises
-        ApiError."""
+        ApiError; one to be tried again where no engine has said yet which adapters it has."""
         if model is None or model == self.model:
             return 0
-        number = self.engine.adapters.number_of(model)
-        if number is None:
-            raise model_not_found(model, self.model, *self.adapter_names)
-        return number
+        adapters = self.engine.adapters
+        number = adapters.number_of(model)
+        if number is not None:
+            return number
+        if not self.engine.ready or adapters.is_awaited(model):
+            raise self.engine.unavailable_error()
+        raise model_not_found(model, self.model, *self.adapter_names)
 
     @property
     def adapter_names(self) -> list[str]:

@@ -13,6 +13,7 @@ from service.engine.inbox import Submit
 from service.engine.plan import Reasoning, SamplingParams
 from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.packed_ids import length_of
 from service.gateway.errors import EngineUnavailable, Interrupted, bad_request
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.reasoning_text import ReasoningText
@@ -99,11 +100,13 @@ async def submit_all(
 
     Other tasks run between long prompts. Raises ApiError, and Interrupted.
     """
-    written_bytes = 0
+    written_bytes = own_tokens = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     use, sequences = request.tools, request.candidates * len(request.prompts or (None,))
-    if request.embedding is not None:
-        sequences = 1  # each is a request of its own to a router: they come in parts
+    if request.embedding is not None:  # they come in parts, each of which is one to a router
+        submits = list(submits)
+        sequences = len(submits)
+        own_tokens = sum(length_of(one.prompt) for one in submits) // max(1, sequences)
     for index, submit in enumerate(submits, len(choices)):
         thought = None
         if reasoning is not None:
@@ -116,7 +119,7 @@ async def submit_all(
         choices.append(choice)
         submitted_ns = state.clock.now_ns()
         try:
-            about = recorder.for_engine(index, sequences)
+            about = recorder.for_engine(index, sequences, own_tokens)
             written_bytes += state.engine.submit(submit, outputs, about)
         except EngineUnavailable:
             raise state.engine.unavailable_error() from None

@@ -23,6 +23,11 @@ ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
+def is_control(method: str, path: str) -> bool:
+    """Whether a request changes what the server does for all its clients."""
+    return path in ADMIN_PATHS or (path.startswith("/debug/") and method not in _SAFE)
+
+
 def is_internal(path: str) -> bool:
     """Whether the path shows or changes the server's internals."""
     return path.startswith("/debug/") or path == "/metrics" or path in ADMIN_PATHS

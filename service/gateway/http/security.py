@@ -1,19 +1,21 @@
 """API keys, and a separate key for the server's internals.
 
 A request's tenant is that of its API key, else the `x-tenant` header. Which key a path needs is
-decided by the path that is routed, never by a URL, which contains the client's `Host` header.
+decided by the path that is routed, never by a URL, which contains the client's `Host` header. What
+changes something under `/debug/` needs a key where there is any: without a debug key the API key.
 """
 
 from __future__ import annotations
 
 import hmac
+from enum import StrEnum
 
 from starlette.types import Scope
 
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, unauthorized
 from service.gateway.http.asgi import header, label
-from service.gateway.http.browsers import ADMIN_PATHS, browser_error, is_internal
+from service.gateway.http.browsers import browser_error, is_control, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
 # routes outside /v1/ that other servers have too, for clients of the model
@@ -23,6 +25,21 @@ _API_PATHS = frozenset(
         "/tokenize", "/detokenize",
     )
 )  # fmt: skip
+
+
+class Guard(StrEnum):
+    """Which key a request needs."""
+
+    DEBUG = "debug"  # that of --debug-key
+    ADMIN = "admin"  # that of --api-key, and no tenant's: there is no --debug-key
+    API = "api"  # that of --api-key, or a tenant's
+
+
+_NEEDED = {
+    Guard.DEBUG: "the server's debug key (--debug-key)",
+    Guard.ADMIN: "the server's own API key (--api-key), since it has no --debug-key",
+    Guard.API: "an API key (--api-key, or a tenant's)",
+}
 
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
@@ -35,7 +52,8 @@ def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]
         return None, config.tenant_keys[key]
     tenant = label(header(scope, b"x-tenant"))
     if tenant in config.tenant_keys.values():
-        return unauthorized(), ""  # that name is reserved for the holder of its key
+        # that name is reserved for the holder of its key
+        return unauthorized("the key of the tenant that it names"), ""
     return _key_error(config, scope), tenant
 
 
@@ -58,23 +76,29 @@ def is_api_path(path: str) -> bool:
     return path.startswith("/v1/") or path in _API_PATHS
 
 
+def guard_of(config: GatewayConfig, method: str, path: str) -> Guard | None:
+    """The key that a request needs; None for none."""
+    is_admin = is_control(method, path)
+    if is_internal(path) and config.debug_key is not None:
+        return Guard.DEBUG
+    if not is_admin and not is_api_path(path):
+        return None
+    if config.api_key is None and not config.tenant_keys:
+        return None
+    return Guard.ADMIN if is_admin else Guard.API
+
+
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
-    path: str = scope["path"]
-    is_admin = path in ADMIN_PATHS  # a tenant's key is not enough
-    is_api = is_api_path(path) and not is_admin
-    if is_internal(path) and not (is_admin and config.debug_key is None):
-        needed, guarded = config.debug_key, config.debug_key is not None
-    elif is_api or is_admin:
-        needed = config.api_key
-        guarded = needed is not None or bool(config.tenant_keys)
-    else:
+    guard = guard_of(config, scope["method"], scope["path"])
+    if guard is None:
         return None
+    needed = config.debug_key if guard is Guard.DEBUG else config.api_key
     given = _bearer(header(scope, b"authorization"))
-    if not guarded or (needed is not None and _equal(given, needed)):
+    if needed is not None and _equal(given, needed):
         return None
-    if is_api and _tenant_key(config, given) is not None:
+    if guard is Guard.API and _tenant_key(config, given) is not None:
         return None
-    return unauthorized()
+    return unauthorized(_NEEDED[guard])
 
 
 def _tenant_key(config: GatewayConfig, given: str) -> str | None:

@@ -51,7 +51,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 def _refusal(text: str, kind: type[Body]) -> ApiError:
     found = _PLACE.search(text)
     path = found["path"] if found else ""
-    fault = (text[: found.start()] if found else text)[:_SHOWN_CHARACTERS]
+    fault = text[: found.start()] if found else text
     named = _NAMED.fullmatch(fault)
     field = _PARAM.match(path)
     param = field[0] if field else path
@@ -64,7 +64,7 @@ def _refusal(text: str, kind: type[Body]) -> ApiError:
         return _field_error(path, named["what"] == "missing required", kind)
     if not path:
         return bad_request("the body must be a JSON object", code="invalid_json")
-    message = f"{path}: {_in_json_terms(fault)}{_choices_at(path, kind)}"
+    message = f"{path}: {_in_json_terms(fault[:_SHOWN_CHARACTERS])}{_choices_at(path, kind)}"
     code = _code(path)
     if fault == "Number out of range":
         code = "invalid_json"  # no double holds it

@@ -44,10 +44,11 @@ class ReadBody(msgspec.Struct, frozen=True, tag=True):
 
 class ReadTokens(msgspec.Struct, frozen=True, tag=True):
     """The only blob is the body; the answer is a TokensAnswer, with the answer's body as a blob
-    unless it is refused."""
+    unless it is refused. `adapters` are served beside the model."""
 
     task: TokenTask
     context_tokens: int
+    adapters: list[str]
 
 
 class RenderScores(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,8 @@ may be killed (`service.gateway.ingest.worker`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -17,12 +18,17 @@ from urllib.parse import unquote
 import jsonschema_rs
 import msgspec
 
+from service.text.schema_places import Place, subschemas
+
+log = logging.getLogger("phasescope.gateway")
+
 _SHOWN_CHARACTERS = 200
 _MAX_PASSES = 20
 _VALIDATED_SCHEMAS = 256
 _VALIDATED_CHARACTERS = 256 * 1024
 _PATTERN_BYTES = 512 * 1024  # of a compiled pattern
-_DATA = ("const", "enum", "default", "examples")
+_INDEX_DIGITS = 10  # of an index in a reference: no schema has lists as long
+_REFERENCES = ("$ref", "$dynamicRef")
 _NEWEST = "https://json-schema.org/draft/2020-12/schema"
 _DRAFTS = {
     _NEWEST,
@@ -41,6 +47,9 @@ def schema_error(source: str) -> str | None:
         return _error_in_keywords(schema) or _error_in_references(schema)
     except (RecursionError, ValueError):  # msgspec and jsonschema_rs report deep nesting so
         return "the schema is nested too deeply"
+    except Exception as error:  # a schema is a client's: no fault of it is one of the server
+        log.error("a schema could not be checked: %s", type(error).__name__)
+        return "the schema cannot be checked"
 
 
 def _error_in_keywords(schema: dict[str, Any]) -> str | None:
@@ -55,13 +64,19 @@ def _error_in_keywords(schema: dict[str, Any]) -> str | None:
 
 
 def _error_in_references(schema: dict[str, Any]) -> str | None:
-    references = list(_references(schema, ()))
+    nodes = _nodes(schema)
+    references = [
+        ((*place, keyword), node[keyword])
+        for place, node in nodes
+        for keyword in _REFERENCES
+        if isinstance(node.get(keyword), str)
+    ]
     names_itself = '"$id"' in msgspec.json.encode(schema).decode()
-    for path, reference in references:
+    for place, reference in references:
         if "://" in reference and not names_itself:
             shown = reference[:_SHOWN_CHARACTERS]
-            return f"{json_path(path)}: references to other documents are not followed ({shown!r})"
-    if references and _needs_infinite_value(schema):
+            return f"{json_path(place)}: references to other documents are not followed ({shown!r})"
+    if references and _needs_infinite_value(schema, [node for _, node in nodes]):
         return "no finite text satisfies the schema: its references require themselves"
     return None
 
@@ -115,47 +130,53 @@ def json_path(path: Any) -> str:
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
-def _references(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[Any, str]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield (*path, key), value
-            elif key not in _DATA:
-                yield from _references(value, (*path, key))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _references(value, (*path, index))
+def _nodes(root: dict[str, Any]) -> list[tuple[Place, dict[str, Any]]]:
+    """All schemas of the document with their paths, inner ones first; then those that references
+    name elsewhere in it, as under a keyword of the client's own."""
+    seen = set[int]()
+    found = list(_inner_first(root, (), seen))
+    for _, node in found:  # it grows meanwhile
+        for keyword in _REFERENCES:
+            reference = node.get(keyword)
+            if isinstance(reference, str):
+                place = tuple(_steps(reference) or ())
+                found += _inner_first(_target(reference, root), place, seen)
+    return found
 
 
-def _needs_infinite_value(root: dict[str, Any]) -> bool:
+def _inner_first(node: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The schemas of `node` that were not `seen`, itself last."""
+    if not isinstance(node, dict) or id(node) in seen:
+        return
+    seen.add(id(node))
+    for step, child in subschemas(node):
+        yield from _inner_first(child, (*place, *step), seen)
+    yield place, node
+
+
+def _needs_infinite_value(root: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> bool:
     """Whether only an infinite value would satisfy the schema, as for a non-empty list of itself.
 
     A schema has a finite value once everything that it requires has one; this is repeated from the
-    leaves up until nothing changes. Keywords that are not checked here are ignored.
+    leaves up until nothing changes. Keywords that are not checked here are ignored. `nodes` are all
+    of its schemas, inner ones first.
     """
-    nodes = [node for node in _nodes(root) if isinstance(node, dict)]
-    finite: set[int] = set()
+    endless = {id(node) for node in nodes}  # as far as is known
     for _ in range(_MAX_PASSES):
-        before = len(finite)
-        finite.update(id(node) for node in nodes if _has_finite_value(node, root, finite))
-        if id(root) in finite:
+        before = len(endless)
+        for node in nodes:
+            if id(node) in endless and _has_finite_value(node, root, endless):
+                endless.remove(id(node))
+        if id(root) not in endless:
             return False
-        if len(finite) == before:
+        if len(endless) == before:
             return True
     return False
 
 
-def _nodes(node: Any) -> Iterator[Any]:
-    """All nodes of the schema, inner ones first."""
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for child in children:
-        yield from _nodes(child)
-    yield node
-
-
-def _has_finite_value(node: dict[str, Any], root: dict[str, Any], finite: set[int]) -> bool:
+def _has_finite_value(node: dict[str, Any], root: dict[str, Any], endless: set[int]) -> bool:
     def known(part: Any) -> bool:
-        return not isinstance(part, dict) or id(part) in finite
+        return id(part) not in endless
 
     reference = node.get("$ref")
     if isinstance(reference, str) and not known(_target(reference, root)):
@@ -167,15 +188,30 @@ def _has_finite_value(node: dict[str, Any], root: dict[str, Any], finite: set[in
         if parts and not any(map(known, parts)):
             return False
     named = node.get("type")
-    types = set(named) if isinstance(named, list) else {named}
-    if not types <= {"object", "array"} or "const" in node or "enum" in node:
+    words = named if isinstance(named, list) else [named]
+    types = {word for word in words if isinstance(word, str)}
+    if not types or not types <= {"object", "array"} or "const" in node or "enum" in node:
         return True
-    properties = node.get("properties", {})
-    if "object" in types and all(known(properties.get(key)) for key in node.get("required", ())):
+    if "object" in types and all(map(known, _required(node))):
         return True
-    first = _parts(node, "prefixItems")[: node.get("minItems", 0)]
-    rest = [node.get("items")] if node.get("minItems", 0) > len(first) else []
+    least = _least_items(node)
+    first = _parts(node, "prefixItems")[:least]
+    rest = [node.get("items")] if least > len(first) else []
     return "array" in types and all(map(known, [*first, *rest]))
+
+
+def _required(node: dict[str, Any]) -> list[Any]:
+    """The schemas of the properties that an object must have."""
+    properties = node.get("properties")
+    if not isinstance(properties, dict):
+        return []
+    return [properties.get(name) for name in _parts(node, "required") if isinstance(name, str)]
+
+
+def _least_items(node: dict[str, Any]) -> int:
+    """A JSON integer may be written as 1.0."""
+    least = node.get("minItems")
+    return max(0, int(least)) if isinstance(least, int | float) else 0
 
 
 def _parts(node: dict[str, Any], keyword: str) -> list[Any]:
@@ -185,17 +221,23 @@ def _parts(node: dict[str, Any], keyword: str) -> list[Any]:
 
 def _target(reference: str, root: dict[str, Any]) -> Any:
     """The node that a reference such as `#/$defs/a` points to; None for other references."""
-    if reference == "#":
-        return root
-    if not reference.startswith("#/"):
-        return None
-    found: Any = root
-    for step in unquote(reference[2:]).split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
+    steps = _steps(reference)
+    found: Any = None if steps is None else root
+    for step in steps or ():
         if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+            found = found.get(step)
+        elif isinstance(found, list) and step.isdecimal() and len(step) < _INDEX_DIGITS:
+            found = found[int(step)] if int(step) < len(found) else None
         else:
             return None
     return found
+
+
+def _steps(reference: str) -> list[str] | None:
+    """The path of a reference within its document; None for other references."""
+    if reference == "#":
+        return []
+    if not reference.startswith("#/"):
+        return None
+    steps = unquote(reference[2:]).split("/")
+    return [step.replace("~1", "/").replace("~0", "~") for step in steps]

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -146,12 +146,14 @@ class IngestPool:
         assert isinstance(answer, IngestHeader), answer
         return join_result(answer, blobs)
 
-    async def tokens(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes:
+    async def tokens(
+        self, task: TokenTask, body: bytes, context_tokens: int, adapters: Sequence[str] = ()
+    ) -> bytes:
         """The answer to a body of /tokenize or /detokenize. Raises ApiError."""
         if self.reads_in_place(body):
-            found = self._tokens.read(task, body, context_tokens)
+            found = self._tokens.read(task, body, context_tokens, adapters)
         else:
-            job = _Job(ReadTokens(task, context_tokens), [body], _JOB_S)
+            job = _Job(ReadTokens(task, context_tokens, [*adapters]), [body], _JOB_S)
             answer, blobs = await self._do(job)
             assert isinstance(answer, TokensAnswer), answer
             found = answer.refusal or bytes(blobs.pop())

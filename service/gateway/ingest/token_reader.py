@@ -6,6 +6,7 @@ What that takes grows with the body, so it runs where bodies are read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -45,21 +46,26 @@ class TokenReader:
         self._model = model
         self._dialect = dialect
 
-    def read(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes | PackedError:
-        """The answer as JSON, or the refusal."""
+    def read(
+        self, task: TokenTask, body: bytes, context_tokens: int, adapters: Sequence[str] = ()
+    ) -> bytes | PackedError:
+        """The answer as JSON, or the refusal. `adapters` are served too; they have the model's
+        tokens."""
         try:
             match task:
                 case TokenTask.TOKENIZE:
-                    answer = msgspec.json.encode(self._tokenize(body, context_tokens))
+                    sent = decode(body, TokenizeBody)
+                    self._check_model(sent.model, adapters)
+                    answer = msgspec.json.encode(self._tokenize(sent, context_tokens))
                 case TokenTask.DETOKENIZE:
-                    answer = msgspec.json.encode(self._detokenize(body))
+                    given = decode(body, DetokenizeBody)
+                    self._check_model(given.model, adapters)
+                    answer = msgspec.json.encode(self._detokenize(given))
         except ApiError as error:
             return PackedError.of(error)
         return answer
 
-    def _tokenize(self, body: bytes, context_tokens: int) -> Tokenized:
-        sent = decode(body, TokenizeBody)
-        self._check_model(sent.model)
+    def _tokenize(self, sent: TokenizeBody, context_tokens: int) -> Tokenized:
         tokenizer = self._tokenizer
         if (sent.prompt is None) == (sent.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
@@ -91,9 +97,7 @@ class TokenReader:
         told = self._dialect.messages(shown, ())
         return chat_prompt(self._tokenizer, told, chat_options(chat))
 
-    def _detokenize(self, body: bytes) -> Detokenized:
-        sent = decode(body, DetokenizeBody)
-        self._check_model(sent.model)
+    def _detokenize(self, sent: DetokenizeBody) -> Detokenized:
         worst = max(sent.tokens, default=0)
         if worst >= self._tokenizer.vocab_size:
             raise bad_request(
@@ -110,6 +114,7 @@ class TokenReader:
             )
         return Detokenized(prompt=self._tokenizer.decode(sent.tokens, skip_special=False))
 
-    def _check_model(self, model: str | None) -> None:
-        if model is not None and model != self._model:
-            raise model_not_found(model, self._model)
+    def _check_model(self, model: str | None, adapters: Sequence[str]) -> None:
+        served = (self._model, *adapters)
+        if model is not None and model not in served:
+            raise model_not_found(model, *served)

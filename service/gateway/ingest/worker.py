@@ -90,7 +90,8 @@ class _Worker:
                     self._reader.read(job.operation, bytes(blobs.pop()), job.context_tokens)
                 )
             case ReadTokens():
-                answer = self._tokens.read(job.task, bytes(blobs.pop()), job.context_tokens)
+                body = bytes(blobs.pop())
+                answer = self._tokens.read(job.task, body, job.context_tokens, job.adapters)
                 if isinstance(answer, bytes):
                     return TokensAnswer(None), [answer]
                 return TokensAnswer(answer), []

@@ -39,6 +39,12 @@ class JoiningClient(EngineClient):
                 connection.close()
             await asyncio.sleep(_RETRY_S)
 
+    def give_up(self, pid: int) -> None:
+        """Leave the engine with that process id, if it is the running one: it was killed, and keeps
+        its sockets open."""
+        if self.has_engine and self.started is not None and self.started.pid == pid:
+            self.abort()
+
     @property
     def read_so_far(self) -> tuple[int, int]:
         """The running engine's process id and how many of its frames the main process had been

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -35,7 +35,10 @@ class MainLink:
         handlers: Mapping[str, LiveRequest],
         health: Health,
         drain: Drain,
+        give_up: Callable[[int], None],
     ) -> None:
+        """`give_up` is told the process id of the last engine that was given up, again and
+        again."""
         self.stop = asyncio.Event()
         self.retry_after_s = 1
         self._link = link
@@ -43,6 +46,7 @@ class MainLink:
         self._handlers = handlers
         self._health = health
         self._drain = drain
+        self._give_up = give_up
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._claims: dict[int, str] = {}  # of those that have no answer yet
@@ -121,6 +125,7 @@ class MainLink:
                 self._health.heartbeat_age_ns = message.heartbeat_age_ns
                 self._health.hangs = message.hangs
                 self.retry_after_s = message.retry_after_s
+                self._give_up(message.given_up_pid)
             case messages.Interrupt():
                 live = self._handlers.get(message.request_id)
                 if live is not None:

@@ -29,12 +29,14 @@ class LaunchGateway(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class EngineHealthIs(msgspec.Struct, frozen=True, tag=True):
-    """How the engine does, and how long a refused client should wait."""
+    """How the engine does (`service.gateway.server_state.Health`), and how long a refused client
+    should wait."""
 
     hung_ns: int | None
     heartbeat_age_ns: int | None
     hangs: int
     retry_after_s: int
+    given_up_pid: int = 0
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag=True):

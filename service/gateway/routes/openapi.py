@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
-from service.gateway.http.browsers import ADMIN_PATHS, is_internal
-from service.gateway.http.security import is_api_path
+from service.gateway.http.security import Guard, guard_of
 from service.gateway.routes.types.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
 from service.gateway.routes.view_table import (
@@ -62,7 +61,7 @@ def document(config: GatewayConfig, descriptions: Sequence[Description]) -> byte
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for one in descriptions:
-        described = _operation(one, schema_of, _guard(config, one.path))
+        described = _operation(one, schema_of, _guard(config, one))
         paths.setdefault(one.path, {})[one.method.lower()] = described
     return msgspec.json.encode(
         {
@@ -97,13 +96,13 @@ def _types(descriptions: Sequence[Description]) -> list[Any]:
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
 
-def _guard(config: GatewayConfig, path: str) -> str | None:
-    """The security scheme of a path; None if it needs no key."""
-    if is_internal(path) and (config.debug_key is not None or path not in ADMIN_PATHS):
-        return "debugKey" if config.debug_key is not None else None
-    if is_api_path(path):
-        return "apiKey" if config.api_key is not None or config.tenant_keys else None
-    return None
+_SCHEMES = {Guard.DEBUG: "debugKey", Guard.ADMIN: "apiKey", Guard.API: "apiKey"}
+
+
+def _guard(config: GatewayConfig, one: Description) -> str | None:
+    """The security scheme of a route; None if it needs no key."""
+    guard = guard_of(config, one.method, one.path)
+    return None if guard is None else _SCHEMES[guard]
 
 
 def _operation(one: Description, schema_of: dict[Any, Any], guard: str | None) -> dict[str, Any]:

@@ -83,8 +83,9 @@ async def _models(state: GatewayState, request: Request) -> Response:
 
 async def _model(state: GatewayState, request: Request) -> Response:
     name = request.path_params["name"]
-    number = state.adapter_of(name)
-    found = [known for known in state.engine.adapters.listed() if known.number == number]
+    found = [known for known in state.engine.adapters.listed() if known.name == name]
+    if not found:
+        state.adapter_of(name)  # raises unless it is the base model
     body = _adapter_object(state, found[0]) if found else _model_object(state)
     return json_response(msgspec.json.encode(body))
 

@@ -35,7 +35,10 @@ async def _serve(state: GatewayState, request: Request, *, task: TokenTask) -> R
     started = state.engine.started
     if started is None:  # nobody has told the context yet
         raise state.engine.unavailable_error()
-    work = asyncio.ensure_future(state.ingest.tokens(task, body, started.max_model_tokens))
+    adapters = state.adapter_names
+    work = asyncio.ensure_future(
+        state.ingest.tokens(task, body, started.max_model_tokens, adapters)
+    )
     gone = asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

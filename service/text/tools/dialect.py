@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from service.text.tools.hermes import HERMES
@@ -50,15 +51,12 @@ class ToolDialect:
         if self.in_template:
             return [self._for_template(message) for message in messages]
         found: list[dict[str, Any]] = []
-        for message in messages:
-            plain = self._as_text(message)
-            if message["role"] == "tool" and found and found[-1].pop("is_result", False):
-                found[-1]["content"] += "\n" + plain["content"]
-                found[-1]["is_result"] = True
-                continue
-            found.append(plain)
-        for message in found:
-            message.pop("is_result", None)
+        for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
+            if is_result:
+                content = "\n".join(map(_result_text, run))
+                found.append({"role": "user", "content": content})
+            else:
+                found += map(self._as_text, run)
         return self._with_description(found, tools) if tools else found
 
     def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,11 +83,8 @@ class ToolDialect:
         return short_id(call_id) if self.form.short_ids else call_id
 
     def _as_text(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message that any template knows."""
+        """A message that any template knows; it is no result."""
         content = message["content"]
-        if message["role"] == "tool":
-            wrapped = f"<tool_response>\n{content}\n</tool_response>"
-            return {"role": "user", "content": wrapped, "is_result": True}
         found = {key: value for key, value in message.items() if key != "tool_calls"}
         calls = message.get("tool_calls")
         if calls:
@@ -121,6 +116,10 @@ class ToolDialect:
             f"{example}\n"
             "The result of a call is given to you between <tool_response> and </tool_response>."
         )
+
+
+def _result_text(message: Mapping[str, Any]) -> str:
+    return f"<tool_response>\n{message['content']}\n</tool_response>"
 
 
 def short_id(call_id: str) -> str:

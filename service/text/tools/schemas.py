@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from service.text.schema_places import LISTS, MAPS, SINGLE
+
 _NOTES = frozenset({"description", "title", "examples", "default", "$comment", "deprecated"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_DATA = frozenset({"const", "enum", "required", "dependentRequired"})
 _COMBINED = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "patternProperties"}
 )
@@ -40,22 +40,22 @@ def arguments_schema(
 
 
 def _slim(node: Any, closes: bool) -> Any:
-    """A schema without notes; `closes`: objects get no properties but their own."""
-    if isinstance(node, list):
-        return [_slim(child, closes) for child in node]
+    """A schema without notes; `closes`: objects get no properties but their own. Data stays as it
+    is."""
     if not isinstance(node, dict):
         return node
     found: dict[str, Any] = {}
     for key, value in node.items():
         if key in _NOTES:
             continue
-        if key in _DATA:
-            found[key] = value
-        elif key in _MAPS and isinstance(value, dict):
-            found[key] = {name: _slim(child, closes) for name, child in value.items()}
+        # the parts of allOf must agree: closed ones would exclude each other
+        inner = closes and key != "allOf"
+        if key in MAPS and isinstance(value, dict):
+            found[key] = {name: _slim(child, inner) for name, child in value.items()}
+        elif key in LISTS and isinstance(value, list):
+            found[key] = [_slim(child, inner) for child in value]
         else:
-            # the parts of allOf must agree: closed ones would exclude each other
-            found[key] = _slim(value, closes and key != "allOf")
+            found[key] = _slim(value, inner) if key in SINGLE else value
     if closes and _lists_all(found):
         found["additionalProperties"] = False
     return found
@@ -69,4 +69,6 @@ def _lists_all(node: dict[str, Any]) -> bool:
     if node.get("type", "object") != "object" or _COMBINED & node.keys():
         return False
     required = node.get("required", [])
-    return isinstance(required, list) and all(name in properties for name in required)
+    if not isinstance(required, list):
+        return False
+    return all(isinstance(name, str) and name in properties for name in required)

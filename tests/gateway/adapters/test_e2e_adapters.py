@@ -294,7 +294,9 @@ def test_an_engine_that_takes_over_serves_what_was_loaded_at_run_time(
     before = text(server, guest)
     os.kill(server.snapshot()["engine_pid"], signal.SIGKILL)
     eventually(lambda: not server.is_ready(), "the death of the engine")
+    assert error_of(asked(server, guest)) == (503, "not_ready")
+    assert {guest, *NAMES} <= set(names_of(server))
     eventually(server.is_ready, "another engine", 60)
-    eventually(lambda: guest in names_of(server), "the adapter")
+    eventually(lambda: asked(server, guest).status_code == 200, "the adapter")
 
     assert text(server, guest) == before

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import FrameType
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError
 from service.gateway.ingest.chat_prompt import chat_prompt
 from service.gateway.ingest.schemas import parse_chat
+from service.text import chat_template
 from service.text.chat_template import TemplateError, render_chat
 from service.text.dummy_tokenizer import CHAT_TEMPLATE, dummy_tokenizer
 from telemetry.facts.clock import date_text_at
@@ -141,7 +146,10 @@ def test_dates_of_a_template_come_from_the_clock_in_forms_of_bounded_length() ->
 
 
 @pytest.mark.parametrize("template", [TURNS, STRIPS, CHAT_TEMPLATE])
-@pytest.mark.parametrize("content", ["The answer is", "The answer is ", " a\n", "x<<CONTINUE y"])
+@pytest.mark.parametrize(
+    "content",
+    ["The answer is", "The answer is ", " a\n", "x<<CONTINUE y", "<<CONTINUE0>><<CONTINUE1>>"],
+)
 def test_the_last_message_is_continued_as_transformers_does(template: str, content: str) -> None:
     messages = [USER, {"role": "assistant", "content": content}]
     (theirs,), _ = render_jinja_template(
@@ -149,6 +157,53 @@ def test_the_last_message_is_continued_as_transformers_does(template: str, conte
     )
 
     assert prompt(template, *messages, continue_final_message=True) == theirs
+
+
+MARKS = st.lists(st.sampled_from(["<", "<<CONTINUE", "0>>", "<<CONTINUE0>>", "1>>", "x"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(MARKS.map("".join))
+def test_a_template_that_cuts_the_last_message_off_is_found_out_whatever_the_message_says(
+    content: str,
+) -> None:
+    """No text of a client passes for the place where its message ends."""
+    cuts = TURNS.replace("m.content", f"m.content[:{len(content)}]")
+    messages = [USER, {"role": "assistant", "content": f"{content}rest"}]
+
+    with pytest.raises(TemplateError, match="leaves out a part of the last message"):
+        render_chat(cuts, messages, continue_final_message=True)
+
+
+def lines_run(content: str) -> int:
+    """How many lines of the module run to continue a message."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != chat_template.__file__:
+            return None
+        count += event == "line"
+        return note
+
+    messages = [{"role": "assistant", "content": content}]
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        render_chat(TURNS, messages, continue_final_message=True)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("more", ["<", "0", ">", "<<CONTINUE"])
+def test_a_message_that_is_made_to_look_like_our_mark_costs_no_more_when_it_is_longer(
+    more: str,
+) -> None:
+    """It was read again for each character: a quarter of a megabyte took half a minute."""
+    lines_run("the template is compiled")
+
+    assert lines_run("<<CONTINUE" + more * 2000) == lines_run("<<CONTINUE" + more * 20)
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from service.config.settings import SamplingDefaults
+from service.gateway.errors import ApiError
 from service.gateway.ingest.schemas import GenerationRequest, parse_chat, parse_completion
 
 TURNS: list[dict[str, Any]] = [
@@ -104,6 +105,17 @@ def test_a_text_of_each_client_is_taken(sender: str) -> None:
 
     assert (request.stream, request.max_tokens) == (body["stream"], 5)
     assert request.ignore_eos == body.get("ignore_eos", False)
+
+
+@pytest.mark.parametrize("characters", [10, 180, 300, 5000])
+def test_an_unknown_field_is_called_so_however_long_its_name_is(characters: int) -> None:
+    """It was said that the body is no object."""
+    with pytest.raises(ApiError) as refused:
+        text({"prompt": "x", "y" * characters: 1})
+
+    assert refused.value.code == "unknown_field"
+    assert "unknown field 'yyyy" in refused.value.message
+    assert len(refused.value.message) < 300
 
 
 def test_what_routers_add_is_the_default_of_everything() -> None:

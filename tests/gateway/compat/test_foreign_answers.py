@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -43,6 +45,10 @@ def choice_after(
 
 def head(operation: Operation, wishes: Wishes, prompts: list[list[int]] | None) -> ResponseHead:
     return ResponseHead(operation, "id", 1, "m", False, True, wishes, prompts)
+
+
+def written(body: Coroutine[Any, Any, bytes]) -> Any:
+    return msgspec.json.decode(asyncio.run(body))
 
 
 def chunks(data: bytes) -> list[dict[str, Any]]:
@@ -142,7 +148,7 @@ def test_a_whole_text_has_the_tokens_of_each_prompt_with_its_choices() -> None:
     top = head(Operation.TEXT, wishes, [[1], [1], [2, 3], [2, 3]])
     choices = [Choice(index, index, TOKENIZER, (), wishes) for index in range(4)]
     deltas = [Delta("a", [], "stop", [index]) for index in range(4)]
-    body = msgspec.json.decode(full_body(top, choices, deltas, usage(1, 2, 0), TOKENIZER))
+    body = written(full_body(top, choices, deltas, usage(1, 2, 0), TOKENIZER))
 
     assert [one["prompt_token_ids"] for one in body["choices"]] == [[1], [1], [2, 3], [2, 3]]
     assert [one["token_ids"] for one in body["choices"]] == [[0], [1], [2], [3]]
@@ -153,7 +159,7 @@ def test_a_whole_chat_has_its_prompts_tokens_beside_the_choices() -> None:
     wishes = Wishes(token_ids=True)
     top = head(Operation.CHAT, wishes, [[4, 5]])
     choice, delta = Choice(0, 7, TOKENIZER, (), wishes), Delta("a", [], "stop", [9])
-    body = msgspec.json.decode(full_body(top, [choice], [delta], usage(1, 2, 0), TOKENIZER))
+    body = written(full_body(top, [choice], [delta], usage(1, 2, 0), TOKENIZER))
 
     assert body["prompt_token_ids"] == [4, 5]
     assert body["choices"][0]["token_ids"] == [9]

@@ -27,7 +27,8 @@ class World:
         os.close(number)
         self.main, self._link = Link(theirs), Link(ours)
         out = FactsOut(self._link, count, (), lambda: (0, 0), ConnectionCounts(), IngestCounts())
-        self.process = MainLink(self._link, out, {}, Health(), Drain())
+        self.given_up: list[int] = []
+        self.process = MainLink(self._link, out, {}, Health(), Drain(), self.given_up.append)
         self.process.start()
 
     async def said(self) -> messages.ToMain:
@@ -62,6 +63,20 @@ def test_an_id_that_is_granted_when_nobody_waits_any_more_is_released() -> None:
         await world.close()
 
     asyncio.run(scenario())
+
+
+def test_a_process_learns_which_engine_was_given_up() -> None:
+    async def scenario() -> list[int]:
+        world = World()
+        health = messages.EngineHealthIs(None, None, 1, 1, given_up_pid=7)
+        world.main.send(messages.packed(health))
+        async with asyncio.timeout(20):
+            while not world.given_up:
+                await asyncio.sleep(0.005)
+        await world.close()
+        return world.given_up
+
+    assert asyncio.run(scenario()) == [7]
 
 
 def test_a_claim_that_is_answered_in_time_is_kept_and_a_late_refusal_releases_nothing() -> None:

@@ -80,6 +80,26 @@ def test_what_cannot_be_answered_is_refused_by_name(
     assert (refused.param or "").partition("[")[0] == param
 
 
+@pytest.mark.parametrize(
+    ("task", "fields"),
+    [(TokenTask.TOKENIZE, {"prompt": "a"}), (TokenTask.DETOKENIZE, {"tokens": [97]})],
+)
+def test_an_adapter_is_a_model_that_has_the_tokens_of_its_base(
+    task: TokenTask, fields: dict[str, Any]
+) -> None:
+    reader = TokenReader(TOKENIZER, MODEL.name, DIALECT)
+
+    def named(model: str) -> bytes | PackedError:
+        body = json.dumps({**fields, "model": model}).encode()
+        return reader.read(task, body, CONTEXT_TOKENS, ["writer"])
+
+    refused = named("other")
+    assert named("writer") == named(MODEL.name)
+    assert isinstance(refused, PackedError)
+    assert refused.status == 404
+    assert "'writer'" in refused.message
+
+
 def test_no_answer_has_more_than_can_be_written_in_one_piece(tmp_path: Path) -> None:
     """However much larger than its body it would be: a rare character is several tokens, and a
     token may be a long text."""
@@ -107,6 +127,7 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
     reader = BodyReader(TOKENIZER, MODEL.name, SamplingDefaults(), MonotonicClock())
     long = msgspec.json.encode({"prompt": "hello " * IN_PLACE_BYTES})
     wrong = msgspec.json.encode({"prompt": "hello " * IN_PLACE_BYTES, "model": "other"})
+    named = msgspec.json.encode({"prompt": "hello " * IN_PLACE_BYTES, "model": "writer"})
 
     async def scenario() -> bytes:
         running = IngestPool(reader, MODEL, 1)
@@ -114,7 +135,10 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
             with pytest.raises(ApiError) as caught:
                 await running.tokens(TokenTask.TOKENIZE, wrong, CONTEXT_TOKENS)
             assert caught.value.status == 404
-            return await running.tokens(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+            found = await running.tokens(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+            served = ["writer"]
+            assert found == await running.tokens(TokenTask.TOKENIZE, named, CONTEXT_TOKENS, served)
+            return found
         finally:
             await running.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -108,7 +109,8 @@ def test_the_log_probabilities_of_a_stream_are_those_of_a_whole_response(text: s
     found += events(writer.chunk(choice, choice.take_delta()))
     other = new_choice(HERMES)
     accept(other, text, EndReason.EOS)
-    body = new_writer().whole([other], [other.take_delta()], usage(1, 1, 0, 0), None)
+    whole = new_writer().whole([other], [other.take_delta()], usage(1, 1, 0, 0), None)
+    body = asyncio.run(whole)
     (part,) = json.loads(body)["output"][0]["content"]
     deltas = [one for one in found if one["type"] == "response.output_text.delta"]
 

@@ -82,6 +82,20 @@ def test_a_template_that_knows_none_is_told_in_text() -> None:
         assert prompt.count("<tool_response>\n2") == 2
 
 
+def test_results_that_follow_each_other_are_one_message_however_many_they_are() -> None:
+    """Of 70 MB, which are copied once: to copy them again for each would take longer than a test
+    may."""
+    result = {"role": "tool", "content": "x" * 200, "tool_call_id": CALL["id"]}
+    talk = [TALK[0], TALK[1], *[result] * 300_000, {"role": "user", "content": "Thanks"}, result]
+    found = ToolDialect(FORMATS[ToolFormatName.HERMES], in_template=False).messages(talk, [])
+    one = f"<tool_response>\n{result['content']}\n</tool_response>"
+
+    assert [message["role"] for message in found] == ["user", "assistant", "user", "user", "user"]
+    assert len(found[2]["content"]) == 300_000 * (len(one) + 1) - 1
+    assert found[2]["content"].startswith(f"{one}\n{one}\n")
+    assert found[4] == {"role": "user", "content": one}
+
+
 def test_a_system_message_keeps_its_text_before_the_description() -> None:
     dialect = ToolDialect(FORMATS[ToolFormatName.HERMES], in_template=False)
     first, *_ = dialect.messages([{"role": "system", "content": "Be brief."}, *TALK], [TOOL])
@@ -115,6 +129,23 @@ def test_notes_are_left_out_of_a_schema_and_properties_of_that_name_are_not() ->
 
     assert schema["properties"] == {"description": {"type": "string"}}
     assert "description" not in schema
+
+
+def test_data_of_a_schema_is_left_as_it_is_however_much_it_looks_like_one() -> None:
+    """Also where no schema could be read like this: it is a client's own, and means nothing."""
+    looks = {"properties": {"a": {"title": "kept"}}, "required": [["a"]]}
+    schema = arguments_schema(
+        {
+            "x-note": looks,
+            "properties": {"a": {"const": looks}, "b": {"enum": [looks]}},
+            "$defs": {"odd": looks},
+        },
+        strict=False,
+        spelling={},
+    )
+
+    assert schema["x-note"] == looks
+    assert schema["properties"] == {"a": {"const": looks}, "b": {"enum": [looks]}}
 
 
 @pytest.mark.parametrize(
