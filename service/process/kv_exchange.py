@@ -45,7 +45,6 @@ from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.kv_transfer_records import (
     KvLinkEnded,
     KvLinkOpened,
-    KvStagingFull,
     KvWayAgreed,
 )
 from telemetry.facts.recorder import Lane
@@ -109,7 +108,7 @@ class KvExchange:
         )  # fmt: skip
         self._epochs = Epochs(secrets.randbits(64))
         self._elsewhere: dict[int, frames.PrefillElsewhere] = {}
-        self._numbers = self._staging_full = 0
+        self._numbers = 0
         self._strangers_ns = 0
 
     @property
@@ -171,9 +170,6 @@ class KvExchange:
         for engine, no_mover in self._endpoint.take_ways():
             assert self._mover is not None
             self._lane.append(KvWayAgreed(now_ns, engine, self._mover.name, no_mover))
-        if pushes := self._endpoint.staging_full - self._staging_full:
-            self._staging_full += pushes
-            self._lane.append(KvStagingFull(now_ns, pushes))
         if now_ns - self._strangers_ns < _STRANGERS_NS:
             return
         self._strangers_ns = now_ns

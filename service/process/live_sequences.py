@@ -1,5 +1,5 @@
 """Records which sequences are live in the engine, so that folds can find sequences whose end was
-lost.
+lost. A gateway of engines elsewhere lists its own so.
 
 A list is written when the engine becomes idle, once a minute, and after facts were dropped on the
 way to the gateway.

@@ -1,8 +1,9 @@
 """The fold of facts about nodes into where each sequence's time lies in the gateway's.
 
-It keeps two bounds a node, and of each sequence at a node what was known when it was sent. Both are
-bounded in number; the oldest are dropped first, and then say `clock_unbounded` or nothing at all,
-never something wrong.
+It keeps a few bounds a node, and of each sequence at a node what was known when it was sent. Both
+are bounded in number; the oldest are dropped first, and then say `clock_unbounded` or nothing at
+all, never something wrong. A sequence is placed by bounds that begin at most HORIZON_NS before it,
+so that a step that nobody could see misplaces none that begins later than that.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FleetClocks:
 
     def sent(self, fact: SequenceSent) -> None:
         tracker = self._tracker((fact.engine, fact.incarnation))
-        self._sent[fact.seq_id] = _Sent(fact, tracker, _bounds(tracker))
+        self._sent[fact.seq_id] = _Sent(fact, tracker, _bounds(tracker, fact.at_ns))
         if len(self._sent) > _SEQUENCES_KEPT:
             self._sent.popitem(last=False)
 
@@ -87,7 +88,7 @@ class FleetClocks:
         node = (sent.fact.engine, sent.fact.incarnation)
         tracker = self._tracker(node)
         is_same = sent.tracker is tracker and sent.known.epoch == tracker.epoch
-        known = sent.known.joined(_bounds(tracker)) if is_same else None
+        known = sent.known.joined(_bounds(tracker, sent.fact.at_ns)) if is_same else None
         exchange = exchange_of(sent.fact, fact)
         if exchange is not None and self._add(node, exchange):
             known = None
@@ -117,5 +118,11 @@ class FleetClocks:
         return step is not None
 
 
-def _bounds(tracker: OffsetTracker) -> Bounds:
-    return Bounds(tracker.epoch, tracker.uppers, tracker.lowers)
+def _bounds(tracker: OffsetTracker, sent_ns: int) -> Bounds:
+    """What is known, but for what is too old for a sequence that was sent then."""
+    since_ns = sent_ns - tracker.horizon_ns
+    uppers, lowers = (
+        tuple(one for one in bounds if one.begin_ns >= since_ns)
+        for bounds in (tracker.uppers, tracker.lowers)
+    )
+    return Bounds(tracker.epoch, uppers, lowers)

@@ -10,11 +10,12 @@ theta >= t3 - t4. No delay is assumed to be the same both ways, and none is esti
 many exchanges are intersected (Marzullo's intersection of intervals, as in NTP; the frames are
 those that carry data anyway). Two clocks drift, at most DRIFT_PPM against each other, so a bound is
 widened by that rate times its distance in time. As all bounds widen at one rate, the best of each
-side stays the best, and the state is two bounds, however many exchanges there were.
+side stays the best, and the state is a few bounds, however many exchanges there were.
 
 An empty intersection has one explanation within the stated drift: a clock was set, or stood still.
-A new *epoch* begins, from what was surely seen after the step. A step that keeps within the bounds
-is not seen.
+A new *epoch* begins, from what was surely seen after the step. A step that leaves an intersection
+cannot be told from a slow frame, and the truth may lie outside of it. So a bound is used for a time
+of HORIZON_NS only: after that nothing from before the step is left.
 
 All numbers are integers of nanoseconds; `_ppm` are parts per million.
 """
@@ -25,6 +26,9 @@ from typing import NamedTuple
 
 DRIFT_PPM = 200
 """Crystals of servers keep 50 ppm, and NTP may slew a clock by more while it corrects it."""
+
+HORIZON_NS = 10_000_000_000
+"""A quick frame of so long ago is worth 2 ms, by the drift since."""
 
 _MILLION = 1_000_000
 
@@ -56,9 +60,9 @@ class Offset(NamedTuple):
 
 
 class ClockStep(NamedTuple):
-    """Found at `at_ns` of the gateway's time: since some moment after `since_ns` the clocks are
-    further apart, or nearer, than drift explains. `least_ns` of it is sure; positive: the node's
-    clock went ahead."""
+    """Found at `at_ns` of the gateway's time: since some moment after `since_ns`, when the latest
+    frame was sent that contradicts what came then, the clocks are further apart, or nearer, than
+    drift explains. `least_ns` of it is sure; positive: the node's clock went ahead."""
 
     at_ns: int
     since_ns: int
@@ -93,25 +97,29 @@ def offset_over(
 
 class OffsetTracker:
     """The bounds of one node's clock in its current epoch. Exchanges are added about in the order
-    in which they arrived, the last at `heard_ns`."""
+    in which they arrived, the last at `heard_ns`.
 
-    def __init__(self, drift_ppm: int = DRIFT_PPM) -> None:
+    Of each half of the horizon the best bounds of both sides are kept: of the half in which the
+    last exchange began, and of the one before it."""
+
+    def __init__(self, drift_ppm: int = DRIFT_PPM, horizon_ns: int = HORIZON_NS) -> None:
         assert 0 <= drift_ppm < _MILLION, drift_ppm
-        self.drift_ppm = drift_ppm
+        assert horizon_ns > 1, horizon_ns
+        self.drift_ppm, self.horizon_ns = drift_ppm, horizon_ns
         self.epoch = 0
         self.epoch_begin_ns: int | None = None
-        self._upper: Bound | None = None
-        self._lower: Bound | None = None
-        self._last_sent_ns: int | None = None
+        self._uppers: dict[int, Bound] = {}  # by the number of the half
+        self._lowers: dict[int, Bound] = {}
+        self._last: tuple[Bound, Bound] | None = None  # of the exchange that was sent last
         self.heard_ns = 0
 
     @property
     def uppers(self) -> tuple[Bound, ...]:
-        return () if self._upper is None else (self._upper,)
+        return tuple(self._uppers.values())
 
     @property
     def lowers(self) -> tuple[Bound, ...]:
-        return () if self._lower is None else (self._lower,)
+        return tuple(self._lowers.values())
 
     def at(self, at_ns: int) -> Offset | None:
         """Where theta is at that moment; None: not bounded on both sides."""
@@ -131,42 +139,56 @@ class OffsetTracker:
         lower = Bound(exchange.node_sent_ns - at_ns, sent_ns, at_ns)
         step = self._step(upper, lower, at_ns)
         if step is None:
-            self._upper = self._better_upper(upper)
-            self._lower = self._better_lower(lower)
-            self._last_sent_ns = max(sent_ns, self._last_sent_ns or sent_ns)
+            self._keep(self._uppers, upper, 1)
+            self._keep(self._lowers, lower, -1)
+            if self._last is None or sent_ns >= self._last[0].begin_ns:
+                self._last = (upper, lower)
         return step
 
     def _step(self, upper: Bound, lower: Bound, at_ns: int) -> ClockStep | None:
         """A new epoch, if the bounds of an exchange contradict those before it or each other."""
-        ahead = offset_over((*self.uppers, upper), (lower,), at_ns, at_ns, self.drift_ppm)
-        behind = offset_over((upper,), (*self.lowers, lower), at_ns, at_ns, self.drift_ppm)
+        last_upper, last_lower = self._last or (upper, lower)
+        uppers = (*self.uppers, last_upper, upper)
+        lowers = (*self.lowers, last_lower, lower)
+        ahead = offset_over(uppers, (lower,), at_ns, at_ns, self.drift_ppm)
+        behind = offset_over((upper,), lowers, at_ns, at_ns, self.drift_ppm)
         assert ahead is not None
         assert behind is not None
         if ahead.low_ns > ahead.high_ns:
+            against = [one for one in uppers if self._widened_ns(one, at_ns, 1) < ahead.low_ns]
             # the last stamp is of the new epoch; the node may have read the frame before the step
             self._begin_epoch(at_ns, None, lower)
             least_ns = ahead.low_ns - ahead.high_ns
         elif behind.low_ns > behind.high_ns:
+            against = [one for one in lowers if self._widened_ns(one, at_ns, -1) > behind.high_ns]
             self._begin_epoch(at_ns, upper, lower)
             least_ns = behind.high_ns - behind.low_ns
         else:
             return None
-        since_ns = upper.begin_ns if self._last_sent_ns is None else self._last_sent_ns
-        self._last_sent_ns = None
+        # what does not contradict proves nothing of the time before it
+        since_ns = max(one.begin_ns for one in against)
         return ClockStep(at_ns, min(since_ns, upper.begin_ns), least_ns)
+
+    def _widened_ns(self, bound: Bound, at_ns: int, sign: int) -> int:
+        return bound.value_ns + sign * _reach_ns(bound, at_ns, at_ns, self.drift_ppm)
 
     def _begin_epoch(self, at_ns: int, upper: Bound | None, lower: Bound) -> None:
         self.epoch += 1
         self.epoch_begin_ns = at_ns
-        self._upper, self._lower = upper, lower
+        self._uppers, self._lowers, self._last = {}, {}, None
+        self._keep(self._lowers, lower, -1)
+        if upper is not None:
+            self._keep(self._uppers, upper, 1)
 
-    def _better_upper(self, new: Bound) -> Bound:
-        old = self._upper
-        return new if old is None or self._rank(new, 1) <= self._rank(old, 1) else old
-
-    def _better_lower(self, new: Bound) -> Bound:
-        old = self._lower
-        return new if old is None or self._rank(new, -1) >= self._rank(old, -1) else old
+    def _keep(self, kept: dict[int, Bound], new: Bound, sign: int) -> None:
+        """A bound, if it is the best of its half; those that have served their time go."""
+        half = new.begin_ns // (self.horizon_ns // 2)
+        old = kept.get(half)
+        if old is None or sign * self._rank(new, sign) <= sign * self._rank(old, sign):
+            kept[half] = new
+        oldest = max(kept) - 1
+        for passed in [one for one in kept if one < oldest]:
+            del kept[passed]
 
     def _rank(self, bound: Bound, sign: int) -> int:
         """The bound's value at time 0, times a million: the order of two bounds at any later

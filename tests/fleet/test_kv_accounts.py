@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     RemoteParts,
     Way,
 )
-from telemetry.facts.reasons import EndReason, Phase
-from telemetry.facts.records import Fact
+from telemetry.facts.reasons import EndReason, FactSource, Phase
+from telemetry.facts.records import Fact, FactsLost
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.numbers.intervals import Interval, length_ns, overlap, union
 from telemetry.requests.account import Part
@@ -138,19 +139,27 @@ def test_parts_that_are_cut_to_a_window_sum_to_its_length(
     assert dict(whole) == {part: ns for part, ns in account.parts.items() if ns}
 
 
-def test_the_ledger_has_the_parts_and_the_phases_follow_the_transfer() -> None:
-    """Submitted at 2 ms, reserved at 12, sealed at 50, taken at 52, in a step from 54 to 64."""
+def timeline_of(transferred: list[Fact]) -> RequestTimeline:
+    """Of a request whose KV comes: submitted at 2 ms, and in a step from 54 to 64."""
     found: list[RequestTimeline] = []
     fold = PhaseFold([found.append], ledger_builder=LedgerBuilder(lambda slo_class: 10**9))
-    remote = RemoteParts(3 * MS, 20 * MS, 6 * MS, 4 * MS)
-    stamps = [2 * MS, 12 * MS, 50 * MS, 52 * MS, 55 * MS]
     facts: list[Fact] = [accepted(at=0), parsed(at=1), tokenized(at=1), submitted(at=2)]
-    facts += transfer(stamps, remote)
+    facts += transferred
     facts += [step(0, 54, 64, [decode(1)]), sequence_ended(1, 64), request_ended(at=70)]
     fold.on_facts(facts)
     fold.close()
-
     (timeline,) = found
+    return timeline
+
+
+REMOTE = RemoteParts(3 * MS, 20 * MS, 6 * MS, 4 * MS)
+"""Of a transfer that is reserved at 12 ms, sealed at 50, taken at 52."""
+TRANSFER = transfer([2 * MS, 12 * MS, 50 * MS, 52 * MS, 55 * MS], REMOTE)
+
+
+def test_the_ledger_has_the_parts_and_the_phases_follow_the_transfer() -> None:
+    timeline = timeline_of(TRANSFER)
+
     (sequence,) = timeline.sequences
     assert sequence.token_ns == (52 * MS, 64 * MS)
     assert timeline.phase_ns(Phase.PREFILL) == 40 * MS  # from the reservation to the first token
@@ -181,6 +190,52 @@ def test_a_transfer_that_comes_to_nothing_is_lost_time(
     if not by_end or cut < 4:
         assert account.fault is (KvFault.CANCELLED if by_end else KvFault.CORRUPT)
         assert account.parts.keys() == {KvPart.RESERVE, KvPart.LOST}
+
+
+def test_a_transfer_whose_reservation_is_not_known_has_no_account() -> None:
+    """As a journal has it that begins while the transfer goes on, or after facts were lost."""
+    fold = KvAccounts()
+    left = [fact for fact in TRANSFER if not isinstance(fact, KvReserved)]
+
+    assert [fold.take(fact) for fact in left] == [None] * 4
+    assert fold.open == 0
+
+
+@given(stamps=STAMPS, remote=PARTS, lost=st.integers(0, 5), by_end=st.booleans())
+def test_whichever_fact_of_a_transfer_is_lost_accounts_sum_to_their_time(
+    stamps: list[int], remote: RemoteParts, lost: int, by_end: bool
+) -> None:
+    facts = transfer(stamps, remote)[: 4 if by_end else 5]
+    facts.append(SequenceEnded(1, stamps[4], 0, EndReason.DISCONNECT, 0, 0))
+    del facts[lost % len(facts)]
+    fold = KvAccounts()
+    found = [account for fact in facts if (account := fold.take(fact)) is not None]
+
+    assert len(found) <= 1
+    assert all(sum(account.parts.values()) == account.elapsed_ns for account in found)
+
+
+@given(lost=st.integers(0, 4))
+def test_whichever_fact_of_a_transfer_is_lost_the_ledger_adds_up(lost: int) -> None:
+    timeline = timeline_of([*TRANSFER[:lost], *TRANSFER[lost + 1 :]])
+
+    assert timeline.account is not None
+    assert timeline.account.ledger.residue_ns == 0
+    assert (timeline.sequences[0].kv is None) == (lost in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("source", "is_known"), [(FactSource.ENGINE, False), (FactSource.GATEWAY, True)]
+)
+def test_where_facts_of_the_engine_were_lost_an_open_transfer_has_no_account(
+    source: FactSource, is_known: bool
+) -> None:
+    """What ended it may be among them, and another may have begun."""
+    lost = FactsLost(20 * MS, source, 3)
+    timeline = timeline_of([*TRANSFER[:2], lost, *TRANSFER[2:]])
+
+    assert timeline.is_incomplete
+    assert (timeline.sequences[0].kv is not None) == is_known
 
 
 def chosen(way: Way) -> KvSplitChosen:

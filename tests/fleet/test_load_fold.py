@@ -12,7 +12,12 @@ from lab.fleet.engine import COST, LIMITS, SimEngine
 from service.engine.inbox import Cancel, Submit
 from service.engine.plan import SamplingParams
 from service.fleet.wire.load_fold import LoadFold
-from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, SequencesListed
+from telemetry.facts.engine_records import (
+    EngineIdled,
+    SequenceAdmitted,
+    SequenceQueued,
+    SequencesListed,
+)
 from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
@@ -21,7 +26,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvReleased,
     KvReserved,
 )
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, FactSource
+from telemetry.facts.records import FactsLost
 from tests.support.worlds.facts import queued
 from tests.support.worlds.metrics_world import engine_started
 
@@ -156,5 +162,19 @@ def test_blocks_that_another_engine_writes_are_not_free() -> None:
     fold.take([receiving(2), KvReserved(2, 0, 0, 2, 5, 0), KvAdmitted(1, 0, 0, 1)])
     assert fold.load().blocks_used == 5
     fold.take([KvReleased(0, 0, 2, 5)])
+
+    assert fold.load().blocks_used == 0
+
+
+def test_blocks_that_another_engine_writes_count_while_this_one_idles() -> None:
+    """A list of sequences is written each time that the engine becomes idle, and says nothing of
+    blocks; where facts of the engine were lost, nothing is known of them."""
+    fold = LoadFold()
+    fold.take([engine_started(), receiving(1), KvReserved(1, 0, 0, 1, 9, 0)])
+    fold.take([EngineIdled(0, 0, 1, 0, 0, 100), SequencesListed(0, (1,), 1)])
+    assert fold.load().blocks_used == 9
+    fold.take([FactsLost(0, FactSource.GATEWAY, 1)])
+    assert fold.load().blocks_used == 9
+    fold.take([FactsLost(0, FactSource.ENGINE, 1), SequencesListed(0, (1,), 1)])
 
     assert fold.load().blocks_used == 0

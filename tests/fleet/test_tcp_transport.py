@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from service.engine.inbox import Submit
@@ -17,9 +18,11 @@ from service.fleet.transfer.messages import Abort, Begin, Layout, Progress
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
-from service.fleet.transfer.tcp_frames import Kind
+from service.fleet.transfer.tcp_frames import PROTOCOL, Kind
 from service.fleet.transfer.tcp_session import LinkPatience
 from service.fleet.transfer.transport import Written
+from service.fleet.wire.handshake import NONCE_BYTES, PROOF_BYTES
+from service.fleet.wire.messages import Proof
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 from tests.fleet.waiting import until
@@ -49,9 +52,9 @@ class Two:
     """Two endpoints; the second has memory, of which `open_blocks` may be written, and has
     connected to the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: LinkPatience = PATIENCE) -> None:
         self.memory, self.open_blocks = Memory(), {1, 2}
-        self.one = TcpEndpoint("one", KEY, patience=PATIENCE)
+        self.one = TcpEndpoint("one", KEY, patience=patience)
         self.other = TcpEndpoint(
             "other", KEY, self.memory, MEMORY_KEY,
             lambda e, b: e == EPOCH and b in self.open_blocks, listen=None, patience=PATIENCE,
@@ -268,16 +271,24 @@ def test_a_peer_is_gone_where_its_connection_gets_no_thread(two: Two) -> None:
         assert two.one.take_news()[-1] == (peer.name, KvLinkEnd.NO_RESOURCES)
 
 
-def test_more_blocks_than_may_be_on_their_way_fail_at_once() -> None:
-    endpoint = TcpEndpoint("one", KEY, patience=LinkPatience(staging_bytes=15))
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
-        peer = endpoint.peer_at(mute.getsockname()[:2])
-        endpoint.write(peer, MEMORY_KEY, EPOCH, [1], [b"a" * 8])
-        second = endpoint.write(peer, MEMORY_KEY, EPOCH, [2], [b"a" * 8])
+def test_no_write_is_refused_for_its_size_or_for_what_is_on_its_way() -> None:
+    """Whoever writes bounds that."""
+    two = Two(LinkPatience(proof_s=2.0, silent_s=30.0, staging_bytes=15))
+    data = [[b"a" * 8, b"b" * 8], [b"c" * 8, b"d" * 8]]
+    tickets = [two.one.write(two.to_other, MEMORY_KEY, EPOCH, [1, 2], blocks) for blocks in data]
 
-        assert endpoint.poll() == [Written(EPOCH, second, False)]
-        assert endpoint.staging_full == 1
-    endpoint.close()
+    assert until(two.one.poll, 2) == [Written(EPOCH, ticket, True) for ticket in tickets]
+    assert two.memory.content[1:3] == data[1]
+    two.one.close()
+    two.other.close()
+
+
+def named(name: bytes) -> bytes:
+    """A frame with a proof of an engine of that name, of one byte."""
+    nonce, proof = bytes(NONCE_BYTES), bytes(PROOF_BYTES)
+    said = Proof(protocol=PROTOCOL, gateway="~", nonce=nonce, proof=proof)
+    body = msgspec.msgpack.encode(said).replace(b"~", name)
+    return len(body).to_bytes(4, "big") + body
 
 
 @pytest.mark.parametrize(
@@ -286,9 +297,10 @@ def test_more_blocks_than_may_be_on_their_way_fail_at_once() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", KvLinkEnd.GARBAGE),
         (b"\x00\x00\x00\x01\xc1", KvLinkEnd.GARBAGE),
         (b"\xff\xff\xff\xff", KvLinkEnd.GARBAGE),
+        (named(b"\xff"), KvLinkEnd.GARBAGE),
         (b"", KvLinkEnd.NOT_PROVEN),
     ],
-    ids=["http", "no msgpack", "a frame without end", "nothing"],
+    ids=["http", "no msgpack", "a frame without end", "a name that is no text", "nothing"],
 )
 def test_a_stranger_is_hung_up_on(two: Two, said: bytes, why: KvLinkEnd) -> None:
     assert two.one.address is not None

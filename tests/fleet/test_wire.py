@@ -16,7 +16,7 @@ from service.fleet.wire import messages
 from service.fleet.wire.checks import refusal_of
 from service.fleet.wire.handshake import Forged, Session
 from service.fleet.wire.key_file import KeyFileError, read_key
-from service.gateway.fleet.remote import length_of
+from service.gateway.engine_client.packed_ids import length_of
 from telemetry.facts.engine_records import EngineStarted
 
 nonces = st.binary(min_size=32, max_size=32)

@@ -41,7 +41,7 @@ KV_ROW = Row(
                 Query(total(kv.QUARANTINED, "instance"), "quarantined: {{instance}}"),
                 Query(total(kv.HELD, "instance"), "held: {{instance}}"),
                 Query(rate(kv.CORRUPT), "corrupt a second"),
-                Query(rate(kv.STAGING_FULL), "chunks not sent a second"),
+                Query(rate(kv.STAGING_FULL), "chunks that waited a second"),
             ),
             about=f"{kv.QUARANTINED.help} {kv.HELD.help} {kv.CORRUPT.help} {kv.STAGING_FULL.help}",
             needs=Needs.FLEET,

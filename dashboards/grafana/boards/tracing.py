@@ -223,6 +223,14 @@ _RECORD = Row(
             about=f"{recording.JOURNAL_DROPPED.help} {recording.JOURNAL_SHORT.help}",
         ),
         Panel(
+            title="Errors of the journal folder since the start",
+            queries=(
+                Query(total(recording.JOURNAL_WRITE_ERRORS, "instance"), "{{instance}} errors"),
+                Query(total(recording.JOURNAL_PIECES_LOST, "instance"), "{{instance}} pieces lost"),
+            ),
+            about=f"{recording.JOURNAL_WRITE_ERRORS.help} {recording.JOURNAL_PIECES_LOST.help}",
+        ),
+        Panel(
             title="Dumps since the start",
             queries=(
                 Query(total(recording.DUMPS, "reason"), "{{reason}}"),

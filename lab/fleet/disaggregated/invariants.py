@@ -11,6 +11,7 @@
 8  one epoch          a transfer is begun at most once, and writes nothing once it was said that it
                       does not
 9  the end            a world comes to its end
+10 staging            what is on its way from an engine is no more than may be, or one block
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class Invariants:
     def fenced(self, epoch: int, writes: int) -> None:
         """A side says that it writes nothing any more, while `writes` of it are on their way."""
         require(8, not writes, f"{writes} writes of {epoch} are on their way after its fence")
+
+    def staged(self, most_bytes: int, found_bytes: int, blocks: int) -> None:
+        """So much is on its way from an engine."""
+        said = f"{found_bytes} bytes in {blocks} blocks are on their way, not {most_bytes}"
+        require(10, found_bytes <= most_bytes or blocks == 1, said)
 
     def after_iteration(self, node: SimNode) -> None:
         try:

@@ -2,7 +2,8 @@
 themselves, block for block, in any order.
 
 A write lands in memory as a remote write does: nobody at the target checks it. So a protocol that
-frees a block too early is seen here as somebody else's block that is overwritten.
+frees a block too early is seen here as somebody else's block that is overwritten. No write is
+refused: what is on its way from an engine is said, since its memory bounds that.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ class LinkModel:
 
 @dataclass(slots=True)
 class _Flight:
-    """A write on its way. `left` blocks have not landed."""
+    """A write of `blocks` on its way, `left` of which have not landed."""
 
     source: PeerId
     target: PeerId
     epoch: int
     ticket: int
+    blocks: int
+    bytes: int
     left: int
     ok: bool = True
     over: bool = False
@@ -58,7 +61,8 @@ class Target(Protocol):
 
 class Network:
     """All links of a world. `on_silent(epoch, writes)` is called when a side says that it writes
-    nothing any more, with the number of its writes that are on their way."""
+    nothing any more, with the number of its writes that are on their way; `on_staged(bytes,
+    blocks)` at each write, with what is then on its way from its source."""
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Network:
         random: Random,
         model: LinkModel,
         on_silent: Callable[[int, int], None],
+        on_staged: Callable[[int, int], None],
     ) -> None:
         self._events = events
         self._random = random
@@ -77,7 +82,7 @@ class Network:
         self._fences: dict[tuple[PeerId, int], Endpoint] = {}
         self._deaf: set[tuple[PeerId, PeerId]] = set()  # (who was told, who is gone)
         self._tickets = 0
-        self._on_silent = on_silent
+        self._on_silent, self._on_staged = on_silent, on_staged
 
     def join(self, target: Target, endpoints: list[Endpoint]) -> None:
         self._targets[target.peer] = target
@@ -117,8 +122,10 @@ class Network:
     ) -> int:
         self._tickets += 1
         ticket = self._tickets
-        flight = _Flight(source, target, epoch, ticket, len(targets))
+        blocks, size = len(targets), sum(map(len, data))
+        flight = _Flight(source, target, epoch, ticket, blocks, size, left=blocks)
         self._flights[ticket] = flight
+        self._note_staged(source)
         begin_ns = self._arrival_ns()
         if (source, target) in self._deaf or not targets:
             flight.ok = bool(targets)
@@ -132,6 +139,11 @@ class Network:
             if self._random.random() < self.model.twice and number < len(order):
                 self._events.at(at_ns, self._again(flight, block, content))
         return ticket
+
+    def _note_staged(self, source: PeerId) -> None:
+        """What has landed of a write that is not over takes memory still."""
+        mine = [flight for flight in self._flights.values() if flight.source == source]
+        self._on_staged(sum(one.bytes for one in mine), sum(one.blocks for one in mine))
 
     def _landing(self, flight: _Flight, block: int, data: bytes) -> Callable[[], None]:
         def land() -> None:

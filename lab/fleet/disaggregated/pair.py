@@ -26,8 +26,10 @@ from service.fleet.transfer.movers.nixl_mover import nixl_kind
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
+from service.fleet.transfer.sending import PrefillPatience
 from service.fleet.transfer.tcp import TcpEndpoint
-from service.fleet.transfer.transport import BlockMemory
+from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.transport import STAGING_BYTES, BlockMemory
 from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
@@ -71,10 +73,17 @@ class RealEngine:
 
 
 class Pair:
-    """`over` is `in_process`, `tcp` or `nixl`. Outputs and ends are by sequence."""
+    """`over` is `in_process`, `tcp` or `nixl`; at most `staging_bytes` of blocks are on their way.
+    Outputs and ends are by sequence."""
 
     def __init__(
-        self, prefill: Device, decode: Device, limits: Limits, clock: Clock, over: str = "tcp"
+        self,
+        prefill: Device,
+        decode: Device,
+        limits: Limits,
+        clock: Clock,
+        over: str = "tcp",
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
         """Raises MoverError where `over` cannot be had."""
         self.prefill = RealEngine(prefill, limits, clock)
@@ -86,10 +95,12 @@ class Pair:
         d_end: TcpEndpoint | InProcessEndpoint
         if over != "in_process":
             mover = nixl_kind() if over == "nixl" else None
-            p_end = TcpEndpoint("prefill", _SECRET, mover=mover)
+            patience = LinkPatience(staging_bytes=staging_bytes)
+            p_end = TcpEndpoint("prefill", _SECRET, patience=patience, mover=mover)
             d_end = TcpEndpoint(
                 "decode", _SECRET, decode.memory, _KEY,
-                lambda e, block: pool.epoch_of(block) == e, listen=None, mover=mover,
+                lambda e, block: pool.epoch_of(block) == e, listen=None, patience=patience,
+                mover=mover,
             )  # fmt: skip
             assert p_end.address is not None
             self._source = d_end.peer_at(p_end.address)
@@ -107,7 +118,10 @@ class Pair:
         other = self.prefill
         self._numbers = iter(range(1 << 20, 1 << 30))
         self._prefilling = PrefillDriver(
-            PrefillSide(other.layout, lambda begin: next(self._numbers)),
+            PrefillSide(
+                other.layout, lambda begin: next(self._numbers),
+                PrefillPatience(staging_bytes=staging_bytes),
+            ),
             other.scheduler.remote_kv.sent, other.inbox,
             p_end, p_end, prefill.memory, clock, other.facts.append,
         )  # fmt: skip

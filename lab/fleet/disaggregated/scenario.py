@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 
@@ -15,6 +15,9 @@ from service.fleet.transfer.sending import PrefillPatience, PrefillState
 MS = 1_000_000
 SECOND = 1_000 * MS
 BLOCK_TOKENS = 4
+_HOLD_NS, _RESEND_NS = 15 * SECOND, 200 * MS
+_STAGING_BYTES = (20, 200, 600, 2000)
+"""Less than one block of 68 bytes, and up to 29 of them: a prompt has at most 12."""
 
 
 class Fault(StrEnum):
@@ -81,12 +84,13 @@ class Scenario:
         )
     )
     prefill_patience: PrefillPatience = field(
-        default_factory=lambda: PrefillPatience(hold_ns=15 * SECOND, resend_ns=200 * MS)
+        default_factory=lambda: PrefillPatience(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
     )
 
 
 def scenario_of(seed: int) -> Scenario:
-    """A world with some of everything; a third have a fault in a state, one after the other."""
+    """A world with some of everything; two thirds have a fault in a state, one after the other, and
+    in a fifth little may be on its way at once."""
     random = Random(seed)
     depth = random.choice((1, 1, 2))
     faults: list[StateFault] = []
@@ -108,7 +112,16 @@ def scenario_of(seed: int) -> Scenario:
         depth=depth,
         cost=LinearCost(base_ns=random.choice((5, 20)) * MS, prefill_token_ns=MS),
         offsets_ns=tuple(random.randrange(0, 200 * SECOND) for _ in range(4)),
+        prefill_patience=_prefill_patience(seed),
     )
+
+
+def _prefill_patience(seed: int) -> PrefillPatience:
+    known = PrefillPatience(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
+    turn, place = divmod(seed, 5)
+    if place != 3:
+        return known
+    return replace(known, staging_bytes=_STAGING_BYTES[turn % len(_STAGING_BYTES)])
 
 
 def _limits(random: Random, blocks: int) -> Limits:

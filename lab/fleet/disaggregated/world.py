@@ -68,8 +68,9 @@ class World:
         self.random = Random(scenario.seed + 1)
         self.events = Events()
         self.invariants = Invariants()
+        staged = partial(self.invariants.staged, scenario.prefill_patience.staging_bytes)
         silent = self.invariants.fenced
-        self.network = Network(self.events, self.random, scenario.link, silent)
+        self.network = Network(self.events, self.random, scenario.link, silent, staged)
         self._incarnations = 0
         self._epochs: dict[PeerId, Epochs] = {}
         self._live: dict[int, SimNode] = {}

@@ -41,16 +41,18 @@ def account_of(timeline: RequestTimeline) -> RemoteAccount | None:
 
 
 class Accounts:
-    """Whose accounts gateways wait for: by request id of the node. The event loop adds, the pump's
-    thread takes; a dict's own operations are atomic."""
+    """Whose accounts gateways wait for: by request id of the node, and when its submit was read,
+    because an id is free again before the account of who had it is there. The event loop adds, the
+    pump's thread takes; a dict's own operations are atomic."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, Send] = {}
+        self._waiting: dict[tuple[str, int], Send] = {}
 
-    def expect(self, request_id: str, send: Send) -> None:
-        """Call `send` on the event loop when the request's account is known."""
-        self._waiting[request_id] = send
+    def expect(self, request_id: str, received_ns: int, send: Send) -> None:
+        """Call `send` on the event loop when the account of the request that was accepted at
+        `received_ns` is known."""
+        self._waiting[request_id, received_ns] = send
         if len(self._waiting) > _MOST_WAITING:  # nothing is recorded, for example
             oldest = self._waiting.pop(next(iter(self._waiting)), None)
             if oldest is not None:
@@ -58,7 +60,8 @@ class Accounts:
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """A listener of the phase fold."""
-        send = self._waiting.pop(timeline.accepted.request_id, None)
+        accepted = timeline.accepted
+        send = self._waiting.pop((accepted.request_id, accepted.at_ns), None)
         if send is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has ended
                 self._loop.call_soon_threadsafe(send, account_of(timeline))

@@ -315,7 +315,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
         if sequence.incarnation == self._counted:
             self._open.over(sequence.gateways_id, sequence.is_cancelled)
         if send is not None:
-            self._node.accounts.expect(sequence.request_id, send)
+            self._node.accounts.expect(sequence.request_id, sequence.received_ns, send)
         sequence.ended(reason)
         self._node.over(sequence)
 

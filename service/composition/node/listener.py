@@ -34,6 +34,10 @@ _LOAD_TICKS = 5
 """A load report at least every half second, and whenever it has changed."""
 
 
+class GatewaysLost(Exception):
+    """Nobody listens to gateways any more; the words are the type of what was raised."""
+
+
 class NodeListener:
     """All gateways of a node; implements `gateway_peer.Node`. Belongs to the event loop."""
 
@@ -200,6 +204,17 @@ class NodeListener:
         self._told = now
         for peer in list(self._peers):
             peer.send(now)
+
+
+async def end_of(engine: asyncio.Task[None], listening: asyncio.Task[None]) -> None:
+    """Wait until the engine's supervisor has ended, or `NodeListener.run`: a node without it would
+    look healthy and be of no use. Raises what the supervisor raised, and GatewaysLost."""
+    done, _ = await asyncio.wait({engine, listening}, return_when=asyncio.FIRST_COMPLETED)
+    if engine in done:
+        await engine
+        return
+    error = listening.exception()
+    raise GatewaysLost(type(error).__name__) from error
 
 
 def identity(name: str, model: str, vocabulary: str) -> messages.Welcome:

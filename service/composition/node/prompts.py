@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from service.engine.inbox import Cancel
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.server_state import LiveRequest
+from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted, SequenceEnded, SequencesListed
 from telemetry.facts.fleet.kv_transfer_records import KvHeld, KvPromptTaken, KvReleased
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
@@ -73,12 +76,16 @@ class PromptsForOthers:
                     for seq_id in fact.over(self._live):
                         self._ended(self._live.pop(seq_id), fact.at_ns, EndReason.END_LOST)
                 case EngineStarted():
-                    for prompt in self._live.values():  # of the engine before
-                        self._ended(prompt, fact.at_ns, EndReason.ENGINE_DIED)
-                    self._live.clear()
-                    self._all_sent()
+                    self.engine_gone(fact.at_ns)  # the one before
                 case _:
                     pass
+
+    def engine_gone(self, at_ns: int) -> None:
+        """The engine has ended: none of its prompts is computed or sent any more."""
+        for prompt in self._live.values():
+            self._ended(prompt, at_ns, EndReason.ENGINE_DIED)
+        self._live.clear()
+        self._all_sent()
 
     def _taken(self, fact: KvPromptTaken) -> None:
         request_id = f"{fact.request_id}.{ROUTE}"
@@ -150,3 +157,14 @@ class PromptsForOthers:
                 detected_ns=None if is_finished else at_ns,
             )
         )
+
+
+def prompts_of(
+    client: EngineClient, lane: Lane, handlers: dict[str, LiveRequest], model: str, clock: Clock
+) -> PromptsForOthers:
+    """Those of whichever engine the client has; they end with it."""
+    prompts = PromptsForOthers(
+        lane, handlers, model, lambda seq_id, reason: client.send(Cancel(seq_id, reason))
+    )
+    client.on_detach = lambda: prompts.engine_gone(clock.now_ns())
+    return prompts

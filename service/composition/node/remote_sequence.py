@@ -25,8 +25,9 @@ from telemetry.facts.records import (
 
 class RemoteSequence:
     """`seq_id` is the node's number, `theirs` the gateway's; `written` counts emissions. The node
-    gives it `request_id`, `wanted_id` if that is free. To operators and a drain it is a live
-    request (`service.gateway.server_state`); `cancel` ends it in the engine."""
+    gives it `request_id`, `wanted_id` if that is free. Its submit was read at `received_ns`. To
+    operators and a drain it is a live request (`service.gateway.server_state`); `cancel` ends it in
+    the engine."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class RemoteSequence:
         self.gateways_id, self.incarnation = submit.about.request_id, submit.incarnation
         self.has_ended = False
         self._lane, self._clock = lane, clock
-        self._received_ns = received_ns
+        self.received_ns = received_ns
         self._emissions_ns: list[int] = []
         self._read_ns: int | None = None
         self._tokens = 0
@@ -61,7 +62,7 @@ class RemoteSequence:
         self._lane.append(
             RequestAccepted(
                 request_id=self.request_id,
-                at_ns=self._received_ns,
+                at_ns=self.received_ns,
                 trace_id=about.trace_id,
                 parent_span_id=about.span_id,
                 trace_sampled=about.sampled,
@@ -98,7 +99,7 @@ class RemoteSequence:
 
     def waited_ns(self, admitted_ns: int) -> int:
         """From when its submit was read until it came into the batch."""
-        return max(0, admitted_ns - self._received_ns)
+        return max(0, admitted_ns - self.received_ns)
 
     def wrote(self, has_token: bool, read_ns: int, at_ns: int) -> None:
         """An emission that was read from the engine at `read_ns` was written at `at_ns`."""

@@ -4,6 +4,7 @@ operators. It has everything that `service.composition.serving` has but clients.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 from collections.abc import Sequence
@@ -12,15 +13,14 @@ from starlette.types import ASGIApp
 
 from service.composition.clients.state import clients_state
 from service.composition.logs import Say
-from service.composition.node.listener import NodeListener, identity
-from service.composition.node.prompts import PromptsForOthers
+from service.composition.node.listener import GatewaysLost, NodeListener, end_of, identity
+from service.composition.node.prompts import prompts_of
 from service.composition.recording import dump_on_signal
 from service.composition.serving import SWITCH_S, Start, end_engine, read_tokenizer
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ConfigError, ServeConfig
-from service.engine.inbox import Cancel
 from service.engine.vocabulary import Vocabulary
 from service.fleet.wire.families import node_families
 from service.gateway.engine_client.client import EngineClient
@@ -47,6 +47,10 @@ from telemetry.host.gc_watch import settle_collector
 from telemetry.metrics.connections import ConnectionCounts, connection_families
 from telemetry.metrics.ingest_counts import IngestCounts
 
+log = logging.getLogger("phasescope.fleet")
+
+_EXIT_LOST = 1
+
 
 def serve_node(
     config: ServeConfig,
@@ -67,6 +71,10 @@ def serve_node(
             runner.run(node.run(engine))
     except EngineStartFailed as error:
         raise ConfigError(str(error)) from error
+    except GatewaysLost as error:
+        cause = error.__cause__
+        log.error("the node has ended: it does not listen to gateways (%s)", error, exc_info=cause)
+        return _EXIT_LOST
     say("stopped")
     return 0
 
@@ -97,7 +105,7 @@ class _Node:
         self._drain = Drain()
 
     async def run(self, first: EngineProcess) -> None:
-        """Until a signal. Raises ConfigError, EngineStartFailed."""
+        """Until a signal. Raises ConfigError, EngineStartFailed, GatewaysLost."""
         dump_on_signal(None)  # until there is a recorder
         config, client = self._config, self._client
         supervisor = Supervisor(
@@ -183,11 +191,8 @@ class _Node:
             config, self._clock, observed, port_of(self._http), Steered(config, client)
         )
         probe, loads = client.on_frame, listener.loads
-        prompts = PromptsForOthers(
-            self._lane,
-            self._handlers,
-            listener.welcome.model,
-            lambda seq_id, reason: client.send(Cancel(seq_id, reason)),
+        prompts = prompts_of(
+            client, self._lane, self._handlers, listener.welcome.model, self._clock
         )
 
         def on_frame(facts: Sequence[Fact]) -> None:
@@ -208,18 +213,19 @@ class _Node:
         supervisor: Supervisor,
         start: Start,
     ) -> None:
-        """Serve until a signal, then end the engine before the telemetry that reads it."""
+        """Serve until a signal, then end the engine before the telemetry that reads it. Raises
+        EngineStartFailed, GatewaysLost."""
         lister = RequestLister(state.handlers, state.lane, state.clock)
-        tasks = [
-            asyncio.create_task(lister.run(), name="request-lister"),
-            asyncio.create_task(listener.run(self._gateways), name="gateways"),
-        ]
+        listening = asyncio.create_task(listener.run(self._gateways), name="gateways")
+        ending = asyncio.create_task(end_of(engine, listening), name="end")
+        listing = asyncio.create_task(lister.run(), name="request-lister")
+        tasks = [listing, listening, ending]
         settle_collector()
         telemetry.start()
         dump_on_signal(telemetry.recorder)
         try:
             await run_gateway(
-                node_app(state), state, self._http, engine,
+                node_app(state), state, self._http, ending,
                 lambda: start.announce(state.ingest, _nobody_reads),
             )  # fmt: skip
         finally:

@@ -98,7 +98,7 @@ class Book:
         self.outstanding += 1
         self.prefixes.add(view.index, sent.anchors, self._most_anchors(view))
         self.changed(view, sent.sent_ns)
-        held = 1.0 - sent.tokens / max(1, sent.context_tokens)
+        held = 1.0 - sent.tokens / max(1, sent.context_tokens * sent.prompts)
         self.held_share += _LEARNED * (held - self.held_share)
         self.mean_prompt += _LEARNED * (sent.context_tokens - self.mean_prompt)
         if abs(self.mean_prompt - self._usual.prompt_tokens) > self.mean_prompt / 8:

@@ -35,8 +35,8 @@ SILENT_NS = 3_000_000_000
 
 class Sent(msgspec.Struct, gc=False):
     """A request of this router that the engine has not ended. `ordinal` counts those of the
-    engine, from 1; `tokens` of its prompt are believed to be computed there, and `sequences`
-    generate from it, of which `live` have not ended."""
+    engine, from 1; `tokens` of its prompts are believed to be computed there, of which each has
+    `context_tokens`, and `sequences` generate from them, of which `live` have not ended."""
 
     request_id: str
     ordinal: int
@@ -46,6 +46,7 @@ class Sent(msgspec.Struct, gc=False):
     anchors: tuple[int, ...]
     sequences: int = 1
     live: int = 1
+    prompts: int = 1
 
 
 class _Gone(NamedTuple):
@@ -193,7 +194,7 @@ class EngineView:
                     residents -= sequences
                     context -= sent.context_tokens * sequences
                     if is_last:  # blocks of a prompt are shared
-                        waiting_tokens -= sent.context_tokens
+                        waiting_tokens -= sent.context_tokens * sent.prompts
         self._residents, self._context = residents, context
         self._waiting_tokens = waiting_tokens
         self._price()

@@ -51,6 +51,8 @@ def predict(
     what requests that ended lately had. One loop, nearly without calls, because a choice makes
     about ten of these."""
     prompt_tokens, sequences = request.prompt_tokens, request.sequences
+    prompts = request.prompts
+    all_tokens = prompt_tokens * prompts
     outputs = mean_outputs
     if request.max_tokens < outputs:
         outputs = float(request.max_tokens)
@@ -62,10 +64,11 @@ def predict(
     found = []
     for index, cached_tokens in held.items():
         view = views[index]
-        computed = prompt_tokens - cached_tokens
+        computed = all_tokens - cached_tokens
         work_ns = computed * view.prefill_ns + view.mixed_ns
         if view.pair_ns:
-            work_ns += view.pair_ns * attention_pairs(computed, cached_tokens)
+            # prompts do not attend to each other
+            work_ns += view.pair_ns * attention_pairs(computed, cached_tokens) / prompts
         decode_ns, rows = view.decode_ns, view.rows
         before_ns = view.ready_ns - now_ns
         if before_ns < 0:

@@ -10,7 +10,8 @@ from telemetry.facts.fleet.routing_records import RequestRouted
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request to be sent somewhere. `anchors` name prefixes of its prompt, shortest first
     (`anchors.anchors_of`), none if it may not share. Engines in `excluded` are not to be chosen,
-    None: those of the request that was sent last. `sequences` generate from the prompt."""
+    None: those of the request that was sent last. `sequences` generate from the prompt; of several
+    `prompts`, with `prompt_tokens` each in the mean, each has a sequence of its own."""
 
     request_id: str
     prompt_tokens: int
@@ -20,6 +21,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ttft_target_ns: int | None = None
     excluded: tuple[str, ...] | None = ()
     sequences: int = 1
+    prompts: int = 1
 
 
 def request_of(fact: RequestRouted) -> RouteRequest:
@@ -33,4 +35,5 @@ def request_of(fact: RequestRouted) -> RouteRequest:
         ttft_target_ns=fact.ttft_target_ns,
         excluded=fact.excluded,
         sequences=fact.sequences,
+        prompts=fact.prompts,
     )

@@ -92,6 +92,10 @@ class Router:
         view = self._book.by_name.get(engine)
         return [] if view is None else list(view.outstanding)
 
+    def is_outstanding(self, request_id: str) -> bool:
+        """Whether a request was sent and has not ended."""
+        return request_id in self._engine_of
+
     def joined(
         self,
         engine: str,
@@ -179,11 +183,12 @@ class Router:
             routed.request_id,
             routed.ordinal,
             routed.at_ns,
-            routed.prompt_tokens - best.cached_tokens,
+            routed.prompt_tokens * routed.prompts - best.cached_tokens,
             routed.prompt_tokens,
             routed.anchors,
             routed.sequences,
             routed.sequences,
+            routed.prompts,
         )
         self._book.sent(view, sent)
         self._policy.sent(view)
@@ -246,4 +251,5 @@ def _routed(
         candidates(weighed, now_ns),
         eligible - len(weighed),
         request.sequences,
+        request.prompts,
     )

@@ -2,8 +2,8 @@
 
     decode side                    prefill side
         Begin      ------------->
-                   <-------------  Progress       for each chunk that has arrived, and every so
-                                                  often until the prompt is computed
+                   <-------------  Progress       for blocks that have arrived, and every so often
+                                                  while others are computed or wait for room
                    <-------------  Seal           digests and first token: nothing is written now
         Accepted   ------------->                 the blocks were verified, yours may go
         Refused    ------------->                 they were not taken, yours may go

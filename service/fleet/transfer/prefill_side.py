@@ -3,12 +3,17 @@ is computed, and seals when all have arrived.
 
     state       waits for                              ends by
     COMPUTING   chunks of its own engine               FLUSHING, or FENCING when it fails
-    FLUSHING    blocks that are on their way           SEALED, or FENCING when one cannot arrive
+    FLUSHING    blocks on their way, or for room       SEALED, or FENCING when one cannot arrive
     SEALED      Accepted, Refused or Abort             done: the blocks of this engine are free
     FENCING     writes that are on their way to stop   done: Fenced or Failed is said
 
 While COMPUTING it says every `resend_ns` how far it is, even if nothing was computed yet: a prompt
 that waits in a long queue does not lose its lease at the other side, one whose engine hangs does.
+So it does while FLUSHING, if blocks wait for room.
+
+Blocks go in slices, and only so many of all transfers together are on their way. What there is no
+room for waits unread in the cache: for the next chunk of its prompt, or until the prompt has ended
+and its blocks are kept, since between two chunks a preempted sequence may have lost them.
 
 A transfer that was begun or aborted never begins again, however late its Begin comes: what it would
 write may be somebody else's by then. So Fenced, once said, stays true.
@@ -33,7 +38,6 @@ from service.fleet.transfer.actions import (
     Note,
     PeerGone,
     PromptEnded,
-    Push,
     PushBegun,
     PushEnded,
     Send,
@@ -51,15 +55,17 @@ from service.fleet.transfer.messages import (
     Fenced,
     Layout,
     PeerId,
-    Progress,
     Refused,
     Seal,
     ToPrefill,
 )
 from service.fleet.transfer.remote_parts import remote_parts
-from service.fleet.transfer.sending import PrefillPatience, PrefillState, Pushing, Sending
-from telemetry.facts.fleet.kv_transfer_records import KvChunkPushed, KvFault, KvPromptTaken
+from service.fleet.transfer.sending import PrefillPatience, PrefillState, Sending
+from telemetry.facts.fleet.kv_transfer_records import KvFault, KvStagingFull
 from telemetry.facts.reasons import EndReason, Outcome
+
+_SLICES = 8
+"""So many fill what may be on its way, of one transfer or of several."""
 
 PrefillEvent = Arrived | PeerGone | ChunkComputed | PromptEnded | PushBegun | PushEnded | FenceEnded
 
@@ -80,6 +86,8 @@ class PrefillSide:
         self._number = number
         self._patience = patience or PrefillPatience()
         self._refusal = refusal
+        self._staging_blocks = max(1, self._patience.staging_bytes // layout.block_bytes)
+        self._slice_blocks = max(1, self._staging_blocks // _SLICES)
         self._open: dict[int, Sending] = {}
         self._seen: dict[PeerId, SeenEpochs] = {}
 
@@ -110,13 +118,14 @@ class PrefillSide:
             return []
         match event:
             case ChunkComputed():
-                return self._chunk(one, event)
+                return self._chunk(one, event, now_ns)
             case PromptEnded():
                 return self._ended(one, event, now_ns)
             case PushBegun():
-                return self._push_begun(one, event, now_ns)
+                one.push_begun(event, now_ns)
+                return []
             case PushEnded():
-                return self._push_ended(one, event, now_ns)
+                return [*self._push_ended(one, event, now_ns), *self._fill()]
             case FenceEnded():
                 return self._fence_ended(one)
 
@@ -132,7 +141,7 @@ class PrefillSide:
                 actions += self._done(one) if sealed else self._fail(one, KvFault.LEASE)
             elif one.resend_at_ns is not None and one.resend_at_ns <= now_ns:
                 one.resend_at_ns = now_ns + self._patience.resend_ns
-                actions.append(Send(one.peer, one.seal or _progress(one)))
+                actions.append(Send(one.peer, one.seal or one.progress))
         return actions
 
     # Events
@@ -181,65 +190,40 @@ class PrefillSide:
         one.pushed_blocks = one.arrived_blocks = begin.skip_blocks
         one.resend_at_ns = now_ns + self._patience.resend_ns
         self._open[epoch] = one
-        return [*_taken(one, now_ns), Tell(submit)]
+        return [*one.taken(now_ns), Tell(submit)]
 
-    def _chunk(self, one: Sending, event: ChunkComputed) -> list[Action]:
+    def _chunk(self, one: Sending, event: ChunkComputed, now_ns: int) -> list[Action]:
         if one.state is not PrefillState.COMPUTING:
             return []
         one.computed.append((event.begin_ns, event.end_ns))
-        size, prompt_tokens = self._layout.block_tokens, len(one.begin.submit.prompt)
-        whole = event.tokens >= prompt_tokens
-        ready = blocks_for(prompt_tokens, size) if whole else event.tokens // size
-        first = one.pushed_blocks
-        if ready <= first:
-            return []
-        one.pushed_blocks = ready
-        one.asked_pushes += 1
-        skip = one.begin.skip_blocks
-        targets = one.begin.blocks[first - skip : ready - skip]
-        push = Push(
-            one.epoch, one.peer, one.begin.memory, first, event.blocks[first:ready], targets
-        )
-        return [push]
+        size, prompt_blocks = self._layout.block_tokens, self._prompt_blocks(one)
+        whole = event.tokens >= len(one.begin.submit.prompt)
+        one.computed_blocks = prompt_blocks if whole else event.tokens // size
+        one.sources = event.blocks
+        pushes = self._fill(one)
+        return [*pushes, Note(KvStagingFull(now_ns, 1))] if one.waiting_blocks else pushes
 
     def _ended(self, one: Sending, event: PromptEnded, now_ns: int) -> list[Action]:
         if one.state is not PrefillState.COMPUTING:
             return []
-        complete = one.pushed_blocks == self._prompt_blocks(one)
+        complete = one.computed_blocks == self._prompt_blocks(one)
         if event.first is None or event.reason.outcome is not Outcome.FINISHED or not complete:
             return self._fail(one, KvFault.PEER_FAILED)
-        one.first, one.state, one.resend_at_ns = event.first, PrefillState.FLUSHING, None
-        return self._seal_if_arrived(one, now_ns)
-
-    def _push_begun(self, one: Sending, event: PushBegun, now_ns: int) -> list[Action]:
-        one.asked_pushes -= 1
-        one.digests += event.digests
-        pushing = Pushing(one.chunks, len(event.digests), event.bytes, now_ns)
-        one.on_way[event.ticket] = pushing
-        one.chunks += 1
-        return []
+        one.first, one.state, one.flushing_ns = event.first, PrefillState.FLUSHING, now_ns
+        if not one.waiting_blocks:
+            one.resend_at_ns = None
+        return [*self._fill(), *self._seal_if_arrived(one, now_ns)]
 
     def _push_ended(self, one: Sending, event: PushEnded, now_ns: int) -> list[Action]:
         pushing = one.on_way.pop(event.ticket, None)
         if pushing is None:
             return []
+        notes = one.push_ended(pushing, event.ok, now_ns)
         if not event.ok:
-            return self._fail(one, KvFault.PEER_FAILED)
-        one.pushed.append((pushing.begin_ns, now_ns))
-        one.arrived_blocks += pushing.blocks
-        fact = KvChunkPushed(
-            seq_id=one.seq_id,
-            at_ns=now_ns,
-            epoch=one.epoch,
-            chunk=pushing.chunk,
-            blocks=pushing.blocks,
-            bytes=pushing.bytes,
-            begin_ns=pushing.begin_ns,
-        )
-        if one.state is PrefillState.COMPUTING:
+            return [*notes, *self._fail(one, KvFault.PEER_FAILED)]
+        if one.resend_at_ns is not None:
             one.resend_at_ns = now_ns + self._patience.resend_ns
-        progress = Send(one.peer, _progress(one))
-        return [Note(fact), progress, *self._seal_if_arrived(one, now_ns)]
+        return [*notes, Send(one.peer, one.progress), *self._seal_if_arrived(one, now_ns)]
 
     def _fence_ended(self, one: Sending) -> list[Action]:
         if one.state is not PrefillState.FENCING:
@@ -285,14 +269,37 @@ class PrefillSide:
     def _prompt_blocks(self, one: Sending) -> int:
         return blocks_for(len(one.begin.submit.prompt), self._layout.block_tokens)
 
+    def _fill(self, fresh: Sending | None = None) -> list[Action]:
+        """Send what there is room for, a slice at a time, of the transfer that has the least on
+        its way: of those whose blocks are kept, and of `fresh`, whose blocks can be read now."""
+        pushes: list[Action] = []
+        staged = sum(one.staged_blocks for one in self._open.values())
+        while True:
+            waiting = [
+                one
+                for one in self._open.values()
+                if one.waiting_blocks and (one is fresh or one.state is PrefillState.FLUSHING)
+            ]
+            least = min(waiting, key=lambda one: one.staged_blocks, default=None)
+            if least is None:
+                return pushes
+            blocks = min(least.waiting_blocks, self._slice_blocks)
+            if staged + blocks > self._staging_blocks:
+                return pushes
+            staged += blocks
+            pushes.append(least.next_push(blocks))
+            if least.state is PrefillState.FLUSHING and not least.waiting_blocks:
+                least.resend_at_ns = None
+
     def _seal_if_arrived(self, one: Sending, now_ns: int) -> list[Action]:
-        if one.state is not PrefillState.FLUSHING or one.on_way or one.asked_pushes:
+        if one.state is not PrefillState.FLUSHING or one.waiting_blocks or one.staged_blocks:
             return []
         assert one.first is not None, one.epoch
         one.state = PrefillState.SEALED
         one.resend_at_ns = now_ns + self._patience.resend_ns
         digests = tuple(one.digests)
-        parts = remote_parts(one.begun_ns, now_ns, one.computed, one.pushed)
+        pushed = [*one.pushed, (one.flushing_ns, now_ns)]
+        parts = remote_parts(one.begun_ns, now_ns, one.computed, pushed)
         one.seal = Seal(one.epoch, digests, total_digest(one.epoch, digests), one.first, parts)
         return [Send(one.peer, one.seal)]
 
@@ -315,27 +322,3 @@ class PrefillSide:
 
     def _seen_of(self, peer: PeerId) -> SeenEpochs:
         return self._seen.setdefault(peer, SeenEpochs())
-
-
-def _progress(one: Sending) -> Progress:
-    return Progress(one.epoch, one.arrived_blocks)
-
-
-def _taken(one: Sending, now_ns: int) -> list[Action]:
-    """The record of a request that is known in traces."""
-    submit, about = one.begin.submit, one.begin.about
-    if about is None:
-        return []
-    fact = KvPromptTaken(
-        seq_id=one.seq_id,
-        at_ns=now_ns,
-        epoch=one.epoch,
-        engine=one.peer.name,
-        prompt_tokens=len(submit.prompt),
-        request_id=about.request_id,
-        trace_id=about.trace_id,
-        span_id=about.span_id,
-        sampled=about.sampled,
-        tenant=submit.tenant,
-    )
-    return [Note(fact)]

@@ -60,7 +60,6 @@ class _Write:
     session: TcpSession | None
     epoch: int
     left: int
-    bytes: int
     ok: bool = True
 
 
@@ -100,12 +99,11 @@ class TcpEndpoint:
         self._names: dict[PeerId, str] = {}
         self._writes: dict[int, _Write] = {}
         self._fences: set[int] = set()
-        self._tickets = self._staged_bytes = self._waiting_bytes = 0
+        self._tickets = self._waiting_bytes = 0
         self._is_closed = False
         self._movers = MoverDesk(
             mover, self._memory, self._patience, clock, self._acknowledged, wake
         )
-        self.staging_full = 0
         self.strangers: Counter[KvLinkEnd] = Counter()
         self._door = None if listen is None else Door(listen, self._let_in, self._missed)
         self.address = None if self._door is None else self._door.address
@@ -178,18 +176,16 @@ class TcpEndpoint:
         targets: Sequence[int],
         data: Sequence[bytes],
     ) -> int:
-        size = sum(map(len, data))
         with self._lock:
             self._tickets += 1
             ticket, session = self._tickets, self._sessions.get(peer)
-            is_full = self._staged_bytes + size > self._patience.staging_bytes
-            write = self._writes[ticket] = _Write(session, epoch, len(targets), size)
-            self._staged_bytes += size
-            if session is None or session.why is not None or is_full:
-                self.staging_full += is_full
-                write.ok = False
+            write = self._writes[ticket] = _Write(session, epoch, len(targets))
+            if session is None or session.why is not None:
+                write.ok, session = False, None
                 self._finish(ticket, write)
-                return ticket
+        if session is None:
+            self._wake()
+            return ticket
         for block, content in zip(targets, data, strict=True):
             place = WRITE.pack(memory, epoch, ticket, block)
             if not self._movers.put(session, place, content):
@@ -200,6 +196,9 @@ class TcpEndpoint:
         with self._lock:
             self._fences.add(epoch)
             self._end_fence(epoch)
+            has_ended = epoch not in self._fences
+        if has_ended:
+            self._wake()
 
     def close(self) -> None:
         """Close every connection; peers see this engine as gone."""
@@ -330,7 +329,6 @@ class TcpEndpoint:
 
     def _finish(self, ticket: int, write: _Write) -> None:
         del self._writes[ticket]
-        self._staged_bytes -= write.bytes
         self._done.append(Written(write.epoch, ticket, write.ok))
         self._end_fence(write.epoch)
 

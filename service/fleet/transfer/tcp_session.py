@@ -21,23 +21,29 @@ import msgspec
 
 from service.fleet.transfer.messages import PeerId
 from service.fleet.transfer.tcp_frames import Kind, LinkError, Sealed
+from service.fleet.transfer.transport import STAGING_BYTES
 from service.fleet.wire.handshake import Forged
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 
 _MOST_QUEUED = 65_536
-_ENDS = (OSError, LinkError, Forged, msgspec.MsgspecError, struct.error, RuntimeError)
+_ENDS = (
+    OSError, LinkError, Forged, RuntimeError,
+    msgspec.MsgspecError, UnicodeDecodeError, struct.error,
+)  # fmt: skip
+"""What ends a connection, and not its thread with a stack. The last three are raised for bytes that
+are no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPatience:
     """How long a peer may take to prove itself, may be silent, and until this end says something;
-    how many bytes of blocks may be on their way, and of messages wait to be read; how large the
-    memory is that a mover has at each end of a connection."""
+    how many bytes of blocks may be on their way, which movers share, and of messages wait to be
+    read; how large the memory is that a mover has at each end of a connection."""
 
     proof_s: float = 5.0
     silent_s: float = 5.0
     ping_s: float = 1.0
-    staging_bytes: int = 256 << 20
+    staging_bytes: int = STAGING_BYTES
     waiting_bytes: int = 64 << 20
     region_bytes: int = 16 << 20
 
@@ -50,7 +56,8 @@ class Owner(Protocol):
         ...
 
     def took(self, session: TcpSession, kind: Kind, body: memoryview) -> None:
-        """A frame that is no ping. Raises LinkError, MsgspecError, struct.error."""
+        """A frame that is no ping. Raises LinkError, MsgspecError, UnicodeDecodeError,
+        struct.error."""
         ...
 
     def ended(self, session: TcpSession) -> None:

@@ -19,6 +19,9 @@ from typing import Protocol
 from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
 
+STAGING_BYTES = 256 << 20
+"""Of blocks that are on their way from an engine: copies of them, which take memory of the host."""
+
 
 class BlockMemory(Protocol):
     """The blocks of one engine's cache, as bytes: all layers, keys and values, scales included."""
@@ -52,7 +55,8 @@ LinkEvent = Arrived | PeerGone
 
 
 class KvTransport(Protocol):
-    """Writes blocks into the memory of peers; never waits for them."""
+    """Writes blocks into the memory of peers; never waits for them, and refuses no write for its
+    size: whoever writes bounds what is on its way."""
 
     def write(
         self,

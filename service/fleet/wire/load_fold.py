@@ -30,7 +30,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvReleased,
     KvReserved,
 )
-from telemetry.facts.records import Fact
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import Fact, FactsLost
 
 _LEARNED = 1 / 32
 """Weight of one more admission in the share of hits."""
@@ -80,10 +81,11 @@ class LoadFold:
                     self._admitted(fact)
                 case SequenceEnded():
                     self._over(fact.seq_id)
-                case SequencesListed():  # facts were lost, ends may be among them
+                case SequencesListed():  # the ends of some may have been lost
                     for seq_id in fact.over([*self._waiting, *self._contexts]):
                         self._over(seq_id)
-                    self._reserved.clear()
+                case FactsLost() if fact.source is FactSource.ENGINE:
+                    self._reserved.clear()  # releases may be among them
                 case EngineIdled():
                     self._blocks_used = fact.blocks_used
                 case EngineStarted():

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,15 +25,17 @@ from service.fleet.wire import messages
 from service.fleet.wire.counts import WireCounts
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.packed_ids import length_of
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
 from service.gateway.fleet.digest import mismatch_of
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.prefill import PrefillSplit
-from service.gateway.fleet.remote import Remote, for_node, least_of, length_of
+from service.gateway.fleet.remote import Remote, for_node
 from service.gateway.fleet.remotes import Remotes
 from service.gateway.fleet.routing import Routing
+from service.gateway.fleet.starts import Starts
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import (
     GrammarCompiled,
@@ -45,7 +48,6 @@ from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     ReceivedRow,
     RemoteAccount,
-    RemoteAdmitted,
     SequenceSent,
     TokensReceived,
 )
@@ -91,9 +93,10 @@ class FleetClient(EngineClient):
         self._routing = Routing(policy, self.key, lane.append, clock.now_ns())
         self.split = PrefillSplit(split)
         self._links: dict[str, EngineLink] = {}
+        self._starts = Starts()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = WeakKeyDictionary[OutputQueue, _Place]()
-        self._remotes = Remotes()
+        self._remotes = Remotes(clock)
 
     # What the gateway asks
 
@@ -115,7 +118,9 @@ class FleetClient(EngineClient):
 
     @property
     def ready(self) -> bool:
-        return any(link.state is LinkState.READY for link in self._links.values())
+        now_ns, routing = self.clock.now_ns(), self._routing
+        links = chain(routing.decoding.values(), routing.prefilling.values(), self._links.values())
+        return any(link.state_at(now_ns) is LinkState.READY for link in links)
 
     def unavailable_error(self) -> ApiError:
         states = [f"{link.name}: {link.why or link.state.value}" for link in self.links]
@@ -137,7 +142,8 @@ class FleetClient(EngineClient):
         self._queues[command.seq_id] = queue
         self._routing.sent(link.name, place.request_id, about.sequences)
         about = about._replace(request_id=place.request_id)
-        prefill = self.split.choose(command, about.sequences, link, self._links, place.routed)
+        prefilling = self._routing.prefilling
+        prefill = self.split.choose(command, about.sequences, link, prefilling, place.routed)
         message = for_node(command, about, link.incarnation, now_ns, prefill)
         self._facts.append(SequenceSent(now_ns, command.seq_id, link.name, link.incarnation))
         before = self.counts.bytes_out
@@ -152,13 +158,15 @@ class FleetClient(EngineClient):
         found, request_id = self._places.get(queue), about.request_id
         if found is not None and self._routing.is_open(found.link.name, found.request_id):
             return found
-        while any(self._routing.is_open(name, request_id) for name in self._links):
+        while self._routing.is_outstanding(request_id):
             request_id = f"{request_id[:_ID_CHARACTERS]}-{secrets.token_hex(3)}"  # still ending
+        prompts = about.sequences if about.own_prompt_tokens else 1
         routed = self._routing.choose(
-            command, request_id, prompt_tokens, self._links, now_ns, about.sequences
-        )
+            command, request_id, about.own_prompt_tokens or prompt_tokens, self._links, now_ns,
+            about.sequences, prompts,
+        )  # fmt: skip
         link = None if routed is None else self._links[routed.engine]
-        if routed is None or link is None or link.state is not LinkState.READY:
+        if routed is None or link is None or link.state_at(now_ns) is not LinkState.READY:
             raise EngineUnavailable
         self._routing.begin(routed)
         found = self._places[queue] = _Place(link, request_id, routed)
@@ -188,6 +196,8 @@ class FleetClient(EngineClient):
             while True:
                 self._look()
                 self._give_up()
+                for fact in self._remotes.listed(self._facts.lost):
+                    self._facts.append(fact)
                 await asyncio.sleep(_LOOK_S)
         finally:
             for task in self._tasks.values():
@@ -204,6 +214,7 @@ class FleetClient(EngineClient):
                 del self._links[name]
                 self._tasks.pop(name).cancel()
                 self._routing.left(name, LeaveReason.REMOVED, self.clock.now_ns())
+                self.started = self._starts.take(name, None) or self.started
             elif member != old:
                 link.member = member
                 self.changed(link)
@@ -228,12 +239,10 @@ class FleetClient(EngineClient):
     def changed(self, link: EngineLink) -> None:
         if self._links.get(link.name) is link:
             self._routing.changed(link, self.clock.now_ns())
-        started = [one.started for one in self._links.values() if one.started is not None]
-        if started:
-            self.started = least_of(started)
-            if self.ready:
-                self._ready.set()
-        if not self.ready:
+            self.started = self._starts.take(link.name, link.started) or self.started
+        if self._starts and self.ready:
+            self._ready.set()
+        else:
             self._ready.clear()
 
     def emitted(self, link: EngineLink, message: messages.Emitted, at_ns: int) -> None:
@@ -328,17 +337,10 @@ class FleetClient(EngineClient):
         for admitted in message.admitted:
             remote = self._remotes.at(link, admitted.seq_id)
             if remote is not None:
-                self._admitted(remote, admitted, at_ns)
-
-    def _admitted(self, remote: Remote, admitted: messages.Admitted, at_ns: int) -> None:
-        self.split.computed(admitted.seq_id)
-        remote.waiting_before = 0
-        known, hit, ghost = admitted.known_tokens, admitted.hit_tokens, admitted.ghost_tokens
-        self._tell(SequenceAdmitted(admitted.seq_id, at_ns, 0, known, hit, 0, ghost))
-        name, waited_ns = remote.link.name, admitted.waited_ns
-        received = admitted.received_tokens
-        fact = RemoteAdmitted(at_ns, admitted.seq_id, name, known, hit, ghost, waited_ns, received)
-        self._facts.append(fact)
+                self.split.computed(admitted.seq_id)
+                told, recorded = remote.admitted(at_ns, admitted)
+                self._tell(told)
+                self._facts.append(recorded)
 
     def _tell(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
         queue = self._queues.get(fact.seq_id)

@@ -115,19 +115,17 @@ class EngineLink:
 
     @property
     def state(self) -> LinkState:
+        return self.state_at(self._owner.clock.now_ns())
+
+    def state_at(self, now_ns: int) -> LinkState:
+        """The state, for whoever has read the clock."""
         if self._peer is None or self.engine is None:
             return LinkState.REFUSED if self._is_refused else LinkState.LOST
         if self.member.draining or self.engine.draining:
             return LinkState.DRAINING
-        if not self.engine.ready or self.silent_ns > _UNSURE_NS:
+        if not self.engine.ready or now_ns - self._peer.heard_ns > _UNSURE_NS:
             return LinkState.NOT_READY
         return LinkState.READY
-
-    @property
-    def silent_ns(self) -> int:
-        """Since the node was heard; 0 without a connection."""
-        peer = self._peer
-        return 0 if peer is None else self._owner.clock.now_ns() - peer.heard_ns
 
     def send(self, message: messages.ToNode) -> None:
         if self._peer is not None:
@@ -176,6 +174,8 @@ class EngineLink:
             beating.cancel()
             if not peer.closed.done():
                 peer.closed.cancel()
+            if not peer.is_proven:
+                peer.close()  # or it might prove itself for a link that is over
         if peer.is_proven:
             self._lost()
         else:

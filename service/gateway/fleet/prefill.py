@@ -47,10 +47,11 @@ class PrefillSplit:
         submit: Submit,
         sequences: int,
         link: EngineLink,
-        links: Mapping[str, EngineLink],
+        prefilling: Mapping[str, EngineLink],
         routed: RequestRouted,
     ) -> PrefillAt | None:
-        """Where the prompt is computed that `link` goes on with; None where there is no choice."""
+        """Where the prompt is computed that `link` goes on with; None where there is no choice.
+        Engines that compute prompts for others are among `prefilling`."""
         offer, anchors = link.kv, routed.anchors
         prompt_tokens, cached_tokens = routed.prompt_tokens, routed.candidates[0].cached_tokens
         if self._mode == "never" or offer is None:
@@ -58,14 +59,14 @@ class PrefillSplit:
         found: Found | None = None
         if _may_go(submit, sequences):
             here = Decodes(link.name, _load(link), cached_tokens)
-            there = _computing(link, offer, links.values())
+            there = _computing(link, offer, prefilling.values(), routed.at_ns)
             target_ns = routed.ttft_target_ns
             found = self._choice.best(prompt_tokens, anchors, here, there, target_ns)
         computed_tokens = prompt_tokens - cached_tokens
         if found is None:  # what several sequences share is computed once
-            self._choice.sent_here(link.name, computed_tokens // sequences)
+            self._choice.sent_here(link.name, computed_tokens * routed.prompts // sequences)
             return None
-        split, other = found.split, links[found.name]
+        split, other = found.split, prefilling[found.name]
         is_remote = split.way is Way.REMOTE or self._mode == "always"
         if is_remote:
             self._choice.sent_away(submit.seq_id, found, link.name, prompt_tokens, anchors)
@@ -98,10 +99,12 @@ def _load(link: EngineLink) -> Load:
     return Load() if link.report is None else link.report.load
 
 
-def _computing(link: EngineLink, offer: KvOffer, links: Iterable[EngineLink]) -> Iterator[Computes]:
+def _computing(
+    link: EngineLink, offer: KvOffer, links: Iterable[EngineLink], now_ns: int
+) -> Iterator[Computes]:
     """Those that compute prompts for an engine, with a cache like its own."""
     for other in links:
-        computes = other.role is Role.PREFILL and other.state is LinkState.READY
+        computes = other.role is Role.PREFILL and other.state_at(now_ns) is LinkState.READY
         if other is link or not computes or other.kv is None or other.kv.port is None:
             continue
         if other.kv.layout == offer.layout:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-from msgspec.structs import replace
-
 from service.engine.inbox import Submit
 from service.engine.plan import Emission
-from service.fleet.wire.messages import AboutRequest, PrefillAt, RemoteSubmit
+from service.fleet.wire.messages import AboutRequest, Admitted, PrefillAt, RemoteSubmit
 from service.gateway.engine_client.request_about import RequestAbout
 from service.gateway.fleet.link import EngineLink
-from telemetry.facts.engine_records import EngineStarted, SequenceQueued
-from telemetry.facts.fleet.sequence_records import RemoteAccount, RemoteAccounted
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued
+from telemetry.facts.fleet.sequence_records import RemoteAccount, RemoteAccounted, RemoteAdmitted
 from telemetry.facts.reasons import EndReason
 
 
@@ -64,6 +61,16 @@ class Remote:
             self.seq_id, at_ns, 0, self.prompt_tokens, submit.max_tokens, submit.tenant,
             constrained=constrained,
         )  # fmt: skip
+
+    def admitted(self, at_ns: int, said: Admitted) -> tuple[SequenceAdmitted, RemoteAdmitted]:
+        """It has come into the engine's batch: what its request is told, and the fact of that."""
+        self.waiting_before = 0
+        known, hit, ghost = said.known_tokens, said.hit_tokens, said.ghost_tokens
+        waited_ns, received = said.waited_ns, said.received_tokens
+        told = SequenceAdmitted(self.seq_id, at_ns, 0, known, hit, 0, ghost)
+        return told, RemoteAdmitted(
+            at_ns, self.seq_id, self.link.name, known, hit, ghost, waited_ns, received
+        )
 
     def accounted(self, account: RemoteAccount | None, emissions: int) -> RemoteAccounted:
         """The fact of its end. The account counts only if it ends with the emission that counted
@@ -125,34 +132,4 @@ def for_node(
         itl_target_ns=submit.itl_target_ns,
         prompt_output=submit.prompt_output,
         prefill=prefill,
-    )
-
-
-def length_of(ids: list[int] | msgspec.Raw) -> int:
-    """How many token ids there are; encoded ones are not decoded for that."""
-    if not isinstance(ids, msgspec.Raw):
-        return len(ids)
-    head = bytes(memoryview(ids)[:5])
-    match head[0]:
-        case 0xDC:
-            return int.from_bytes(head[1:3])
-        case 0xDD:
-            return int.from_bytes(head[1:5])
-        case first:
-            return first & 0x0F
-
-
-def ids_of(ids: list[int] | msgspec.Raw) -> list[int]:
-    """Token ids, decoded if need be."""
-    return msgspec.msgpack.decode(ids, type=list[int]) if isinstance(ids, msgspec.Raw) else ids
-
-
-def least_of(started: list[EngineStarted]) -> EngineStarted:
-    """What every engine can do; none is a process of this machine."""
-    return replace(
-        started[0],
-        pid=0,
-        stages=(),
-        max_model_tokens=min(one.max_model_tokens for one in started),
-        no_prompt_outputs=next((o.no_prompt_outputs for o in started if o.no_prompt_outputs), ""),
     )

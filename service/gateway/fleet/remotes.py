@@ -1,5 +1,8 @@
 """The sequences that a gateway has at engines elsewhere: live ones, and those that have ended and
-whose account has not come yet. What an engine says of another one's sequence names none."""
+whose account has not come yet. What an engine says of another one's sequence names none.
+
+They are listed in the gateway's facts as an engine lists its own in its process' facts, so that
+folds can find sequences whose end was lost."""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from collections.abc import Iterable
 
 from service.gateway.fleet.link import EngineLink
 from service.gateway.fleet.remote import Remote
+from service.process.live_sequences import SequenceLister
+from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
 
 _ACCOUNT_NS = 1_500_000_000
 """How long the account of an ended sequence is waited for."""
@@ -16,13 +22,22 @@ _ACCOUNT_NS = 1_500_000_000
 class Remotes:
     """By their numbers here."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._live: dict[int, Remote] = {}
         self._ending: dict[int, Remote] = {}
+        self._lister = SequenceLister(clock)
+        self._lost_before = 0
 
     def begun(self, remote: Remote) -> None:
         """A sequence is sent next."""
         self._live[remote.seq_id] = remote
+        self._lister.note_submitted(remote.seq_id)
+
+    def listed(self, facts_lost: int) -> list[Fact]:
+        """The list of them, if one is due: once a minute, and after facts were lost. `facts_lost`
+        counts those of the gateway so far, a list that found no room among them."""
+        after_gap, self._lost_before = facts_lost != self._lost_before, facts_lost
+        return self._lister.due((), (*self._live, *self._ending), after_gap)
 
     def live(self, seq_id: int) -> Remote | None:
         """A sequence that has not ended."""

@@ -2,6 +2,9 @@
 
 An engine has joined while its incarnation is known and connected. One that hangs, has not been
 heard for a while, or drains by the membership, stays joined and is excluded from each choice.
+
+Which engines may be chosen is kept from one change to the next, so that a choice looks at few of
+them. Of silence a link tells with its next beat: so the chosen one is looked at again.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
@@ -20,12 +23,13 @@ from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
 from service.fleet.wire.messages import LoadReport
 from service.fleet.wire.open_requests import OpenRequests
+from service.gateway.engine_client.packed_ids import ids_of
 from service.gateway.fleet.link import EngineLink, LinkState
-from service.gateway.fleet.remote import ids_of
 from telemetry.facts.fleet.routing_records import (
     EngineReported,
     LeaveReason,
     RequestRouted,
+    RouteRefused,
     RoutingPolicy,
 )
 
@@ -44,6 +48,11 @@ class Routing:
         self._router = Router(
             RoutingSettings(policy=policy, seed=secrets.randbits(62)), record, now_ns
         )
+        self.decoding: dict[str, EngineLink] = {}
+        """Those that were ready at their last change, by name, but for `prefilling` ones. Other
+        threads may read both."""
+        self.prefilling: dict[str, EngineLink] = {}
+        self._excluded: tuple[str, ...] | None = ()  # None: it has to be made again
         self._joined: dict[str, int] = {}  # incarnation by name
         self._open: dict[str, OpenRequests] = {}
         self._outputs: dict[tuple[str, str], int] = {}
@@ -63,10 +72,14 @@ class Routing:
             self._joined[name], self._open[name] = link.incarnation, OpenRequests()
         if link.engine is not None and link.engine.draining:
             self._router.drain(name, now_ns)
+        ready = link if _is_ready(link, now_ns) else None
+        is_prefilling = link.role is Role.PREFILL
+        self._list(name, None if is_prefilling else ready, ready if is_prefilling else None)
 
     def left(self, name: str, reason: LeaveReason, now_ns: int) -> None:
         """An engine serves no more."""
         if self._joined.pop(name, None) is not None:
+            self._list(name, None, None)
             self._forget(name)
             self._router.left(name, reason, now_ns)
 
@@ -92,31 +105,42 @@ class Routing:
 
     def choose(
         self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],
-        now_ns: int, sequences: int = 1,
+        now_ns: int, sequences: int = 1, prompts: int = 1,
     ) -> RequestRouted | None:  # fmt: skip
-        """Where a request goes, by its first sequence; None, and recorded why, if nowhere."""
-        ready = [name for name in self._joined if links[name].state is LinkState.READY]
-        decoding = [name for name in ready if links[name].role is not Role.PREFILL] or ready
-        may = frozenset(decoding)
-        unsure = tuple(name for name in self._joined if name not in may)
-        is_known = bool(unsure) and unsure == self._router.last_excluded
-        found = self._router.choose(
-            RouteRequest(
-                request_id=request_id,
-                prompt_tokens=prompt_tokens,
-                max_tokens=submit.max_tokens,
-                sequences=sequences,
-                anchors=self._anchors(submit, links),
-                itl_target_ns=submit.itl_target_ns,
-                ttft_target_ns=submit.ttft_target_ns,
-                excluded=None if is_known else unsure,
-            ),
-            now_ns,
+        """Where a request goes, by its first sequence; None, and recorded why, if nowhere. Each of
+        several `prompts` has a sequence, and `prompt_tokens` are those of one in the mean."""
+        request = RouteRequest(
+            request_id=request_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=submit.max_tokens,
+            sequences=sequences,
+            prompts=prompts,
+            anchors=self._anchors(submit, links),
+            itl_target_ns=submit.itl_target_ns,
+            ttft_target_ns=submit.ttft_target_ns,
         )
+        found = self._router.choose(self._excluding(request), now_ns)
+        if isinstance(found, RouteRefused) or not _is_ready(links[found.engine], now_ns):
+            for link in links.values():
+                self.changed(link, now_ns)
+            found = self._router.choose(self._excluding(request), now_ns)
         if isinstance(found, RequestRouted):
             return found
         self._router.refused(found)
         return None
+
+    def _excluding(self, request: RouteRequest) -> RouteRequest:
+        """The request, which is not to go to engines that are not ready, nor to those that compute
+        prompts while others are."""
+        if self._excluded is None:
+            may = self.decoding or self.prefilling
+            self._excluded = tuple(name for name in self._joined if name not in may)
+        is_known = bool(self._excluded) and self._excluded == self._router.last_excluded
+        return replace(request, excluded=None if is_known else self._excluded)
+
+    def is_outstanding(self, request_id: str) -> bool:
+        """Whether a request of that id is at some engine."""
+        return self._router.is_outstanding(request_id)
 
     def is_open(self, name: str, request_id: str) -> bool:
         """Whether the request is at that engine; so are its further sequences."""
@@ -153,7 +177,8 @@ class Routing:
         return len(self._router.outstanding(name))
 
     def _anchors(self, submit: Submit, links: dict[str, EngineLink]) -> tuple[int, ...]:
-        started = next((one.started for one in links.values() if one.started is not None), None)
+        ours = (links[name].started for name in self._joined)
+        started = next((one for one in ours if one is not None), None)
         if started is None or not started.prefix_cache or not submit.cache_prefix:
             return ()
         return anchors_of(
@@ -165,7 +190,26 @@ class Routing:
             salt=submit.cache_salt,
         )
 
+    def _list(self, name: str, decoding: EngineLink | None, prefilling: EngineLink | None) -> None:
+        self.decoding = _with(self.decoding, name, decoding)
+        self.prefilling = _with(self.prefilling, name, prefilling)
+        self._excluded = None
+
     def _forget(self, name: str) -> None:
         self._open.pop(name, None)
         for key in [key for key in self._outputs if key[0] == name]:
             del self._outputs[key]
+
+
+def _is_ready(link: EngineLink, now_ns: int) -> bool:
+    return link.state_at(now_ns) is LinkState.READY
+
+
+def _with(
+    links: dict[str, EngineLink], name: str, link: EngineLink | None
+) -> dict[str, EngineLink]:
+    """The same with an engine, or without it; another dict if that changes anything."""
+    if links.get(name) is link:
+        return links
+    others = {other: one for other, one in links.items() if other != name}
+    return others if link is None else others | {name: link}

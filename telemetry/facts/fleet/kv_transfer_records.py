@@ -146,7 +146,7 @@ class KvRequested(_Fact, frozen=True):
 
 class KvChunkPushed(_Fact, frozen=True):
     """The side that computes has sent the blocks of one chunk: `bytes` in [begin_ns, at_ns), while
-    it went on to compute."""
+    it went on to compute. Chunks of which some blocks were on their way all the time are one."""
 
     seq_id: int
     at_ns: int
@@ -161,8 +161,9 @@ class RemoteParts(msgspec.Struct, frozen=True, array_like=True):
     """Where the time of the side that computes went, in its clock, from the request to the seal.
 
     `queue_ns`: before its first step, and between its steps; `compute_ns`: in steps that computed
-    it; `exposed_ns`: blocks of it were on their way, and none of it was computed. They sum to
-    `elapsed_ns`. `hidden_ns` of the transfer went on below computing, and are in `compute_ns`.
+    it; `exposed_ns`: blocks of it were on their way, or waited for room behind others, and none of
+    it was computed. They sum to `elapsed_ns`. `hidden_ns` of the transfer went on below computing,
+    and are in `compute_ns`.
     """
 
     queue_ns: int
@@ -232,8 +233,8 @@ class KvPromptTaken(_Fact, frozen=True):
 
 
 class KvStagingFull(_Fact, frozen=True):
-    """`pushes` of chunks were given up since the last such fact, because as many bytes were on
-    their way as may be: their prompts are computed at the other side."""
+    """`pushes` of chunks have not begun, or not with all their blocks, because as many bytes were
+    on their way as may be: they go when others have arrived."""
 
     at_ns: int
     pushes: int

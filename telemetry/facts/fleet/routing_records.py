@@ -154,7 +154,9 @@ class RequestRouted(_Fact, frozen=True):
     the prompt, shortest first; `excluded` engines were not to be chosen, None: those of the
     `RequestRouted` before. `candidates` are the engines that were weighed, the chosen one first, at
     most eight; `left_out` others might have been chosen. Its prompt is computed once, and
-    `sequences` (choices) generate from it.
+    `sequences` (choices) generate from it. Several `prompts` that are sent together, as inputs to
+    embed, have one sequence each: `prompt_tokens` are then those of one of them in the mean, and
+    `anchors` those of the first.
     """
 
     at_ns: int
@@ -171,6 +173,7 @@ class RequestRouted(_Fact, frozen=True):
     candidates: tuple[Candidate, ...]
     left_out: int
     sequences: int = 1
+    prompts: int = 1
 
 
 class RouteRefused(_Fact, frozen=True):

@@ -55,7 +55,7 @@ HELD = Metric(
 STAGING_FULL = Metric(
     "phasescope_kv_staging_full",
     Kind.COUNTER,
-    "Number of chunks whose blocks were not sent, because as many bytes were on their way to other "
+    "Number of chunks whose blocks had to wait, because as many bytes were on their way to other "
     "engines as may be.",
 )
 LINKS = Metric(

@@ -50,6 +50,17 @@ JOURNAL_SHORT = Metric(
     Kind.GAUGE,
     "Whether the journal is full and covers less than five minutes: 1 if so, else 0.",
 )
+JOURNAL_WRITE_ERRORS = Metric(
+    "phasescope_journal_write_errors",
+    Kind.COUNTER,
+    "Number of times that the journal could not be written to its folder.",
+)
+JOURNAL_PIECES_LOST = Metric(
+    "phasescope_journal_pieces_lost",
+    Kind.COUNTER,
+    "Number of pieces of the journal, about a second each, dropped from memory before its folder "
+    "could be written.",
+)
 DUMPS = Metric(
     "phasescope_dumps", Kind.COUNTER, "Number of journal dumps written, by reason.", ("reason",)
 )

@@ -9,6 +9,7 @@ import pytest
 
 from service.fleet.membership.members import Member
 from service.fleet.wire import messages
+from service.fleet.wire.handshake import NONCE_BYTES
 from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.link import EngineLink
 from service.process.frames import KvOffered
@@ -75,6 +76,39 @@ def test_what_a_peer_without_proof_says_is_one_short_printable_line(
     with caplog.at_level(logging.ERROR, "phasescope.fleet"):
         run(case)
     assert all(one.message.isprintable() for one in caplog.records)
+
+
+def test_a_link_that_is_ended_before_the_proof_ends_its_connection() -> None:
+    """And does not leave that to the time that a proof may take."""
+
+    async def case() -> None:
+        has_proof, is_closed = asyncio.Event(), asyncio.Event()
+
+        async def challenges(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonce = bytes(NONCE_BYTES)
+            challenge = messages.Challenge(protocol=messages.PROTOCOL, nonce=nonce)
+            writer.write(framed(messages.packed(challenge)))
+            await reader.read(1)
+            has_proof.set()
+            await reader.read()
+            writer.close()
+            is_closed.set()
+
+        server = await asyncio.start_server(challenges, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        client = GatewayWorld().client
+        link = asyncio.ensure_future(
+            EngineLink(Member(name="n0", host=host, port=port), client).run()
+        )
+        await until(has_proof.is_set, "the proof has come")
+        link.cancel()
+        await asyncio.wait({link})
+        await until(is_closed.is_set, "the connection is closed")
+        server.close()
+        assert not client.counts.faults
+        assert not client.connects[True]
+
+    run(case)
 
 
 def test_two_loading_phases_of_one_name_whose_clocks_lie_hours_apart_are_no_step() -> None:

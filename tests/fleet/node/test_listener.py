@@ -1,16 +1,20 @@
-"""Who has the key comes in, however many connections there are without it."""
+"""Who has the key comes in, however many connections there are without it; and a node does not go
+on without what listens."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from service.composition.node.listener import GatewaysLost, end_of
 from service.engine.plan import Emission
 from service.fleet.wire.counts import Fault
 from service.fleet.wire.messages import LoadReport
+from service.gateway.engine_client.supervisor import EngineStartFailed
 from telemetry.facts.fleet.routing_records import RequestRouted, RouteChoiceEnded
 from telemetry.facts.reasons import EndReason
 from tests.fleet.fleet_world import GatewayWorld, NodeWorld, run, until
@@ -143,5 +147,38 @@ def test_a_report_counts_no_sequence_whose_end_was_there_before_it(
             said = [one for one in sent if isinstance(one, LoadReport)]
             assert [one.own_sequences for one in said] == [0]
             await asked.take()
+
+    run(case)
+
+
+def test_a_node_ends_when_it_does_not_listen_to_gateways_any_more() -> None:
+    """Although its engine runs. Nobody can connect to a socket of datagrams."""
+
+    async def runs() -> None:
+        await asyncio.Event().wait()
+
+    async def case() -> None:
+        async with NodeWorld() as node:
+            engine = asyncio.create_task(runs())
+            with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+                listening = asyncio.create_task(node.listener.run(datagrams))
+                with pytest.raises(GatewaysLost, match="ValueError"):
+                    await end_of(engine, listening)
+            assert not engine.done()
+            engine.cancel()
+
+    run(case)
+
+
+def test_a_node_ends_with_the_supervisor_of_its_engine() -> None:
+    async def fails() -> None:
+        raise EngineStartFailed("no model")
+
+    async def case() -> None:
+        async with NodeWorld() as node:
+            listening = node._task
+            with pytest.raises(EngineStartFailed, match="no model"):
+                await end_of(asyncio.create_task(fails()), listening)
+            assert not listening.done()
 
     run(case)

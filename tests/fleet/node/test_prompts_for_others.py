@@ -1,15 +1,17 @@
-"""Prompts that a node's engine computes for others end, even if the fact of their end was lost."""
+"""Prompts that a node's engine computes for others end, even if the fact of their end was lost, or
+the engine has ended."""
 
 from __future__ import annotations
 
-from service.composition.node.prompts import PromptsForOthers
+from service.composition.node.prompts import PromptsForOthers, prompts_of
 from service.gateway.server_state import LiveRequest
+from service.process.frames import Frame
 from telemetry.facts.engine_records import SequenceEnded, SequencesListed
 from telemetry.facts.fleet.kv_transfer_records import KvHeld, KvPromptTaken, KvReleased
 from telemetry.facts.reasons import EndReason, FactSource, Outcome
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, FactsLost, RequestEnded
-from tests.fleet.fleet_world import SPAN_ID, TRACE_ID, Telemetry
+from tests.fleet.fleet_world import SPAN_ID, TRACE_ID, NodeWorld, Telemetry, run, until
 
 
 class Here:
@@ -92,3 +94,27 @@ def test_a_drain_that_has_waited_long_enough_does_not_wait_for_blocks() -> None:
     node.handlers["r1.kv.prefill"].interrupt(EndReason.SHUTDOWN)
 
     assert not node.handlers
+
+
+def test_prompts_end_with_their_engine_whether_or_not_another_one_starts() -> None:
+    """The one that is computed has an end; a drain waits for neither it nor blocks on their way."""
+
+    async def case() -> None:
+        async with NodeWorld() as node:
+            prompts = prompts_of(node.client, node.lane, node.handlers, "m", node.clock)
+            node.client.on_frame = prompts.take
+            end = SequenceEnded(1, 200, 7, EndReason.MAX_TOKENS, 1, 0)
+            await node.engine.say(
+                Frame([], [taken(1), KvHeld(1, 200, 7, 101, 3), end, taken(2)], 0)
+            )
+            await until(lambda: len(node.handlers) == 2, "they are there")
+            await node.engine.die()
+
+            assert not node.handlers
+            ends = [fact for fact in node.lane.drain() if isinstance(fact, RequestEnded)]
+            assert [(end.request_id, end.reason) for end in ends] == [
+                ("r1.kv.prefill", EndReason.MAX_TOKENS),
+                ("r2.kv.prefill", EndReason.ENGINE_DIED),
+            ]
+
+    run(case)

@@ -89,12 +89,14 @@ class SkewedFleet:
         drift_ppm: int = 200,
         wire_ns: int = 300_000,
         with_jumps: bool = False,
+        jump_range_ns: tuple[int, int] = (2 * SECOND, 100 * SECOND),
     ) -> None:
         self.random = Random(seed)
         self.facts: list[Fact] = []
         self.truths: dict[int, Truth] = {}
         self.jumps_ns: dict[str, list[int]] = {}
         self._drift_ppm, self._wire_ns = drift_ppm, wire_ns
+        self._jump_range_ns = jump_range_ns
         self._events: list[_Event] = []
         self._number = self._now_ns = 0
         self._nodes = [self._node(number) for number in range(nodes)]
@@ -120,13 +122,13 @@ class SkewedFleet:
         return self.random.randint(-self._drift_ppm, self._drift_ppm)
 
     def _rates(self, node: _Node, with_jumps: bool) -> None:
-        """The rate changes every few seconds; a jump is of 2 to 100 s, either way."""
+        """The rate changes every few seconds; a jump goes either way."""
         at_ns = 0
         while at_ns < self.end_ns:
             at_ns += self.random.randrange(SECOND, 5 * SECOND)
             jump_ns = 0
             if with_jumps and self.random.random() < 0.3:
-                jump_ns = self.random.randrange(2 * SECOND, 100 * SECOND)
+                jump_ns = self.random.randrange(*self._jump_range_ns)
                 jump_ns *= self.random.choice((-1, 1))
                 self.jumps_ns.setdefault(node.name, []).append(at_ns)
             node.clock.go_on(at_ns, self._rate(), jump_ns)

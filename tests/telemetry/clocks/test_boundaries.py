@@ -6,7 +6,7 @@ import pytest
 
 from telemetry.clocks.boundaries import ClockFinding, RemoteSpan
 from telemetry.clocks.fleet_clocks import FleetClocks
-from telemetry.clocks.offset import Exchange, OffsetTracker
+from telemetry.clocks.offset import HORIZON_NS, Exchange, OffsetTracker
 from telemetry.facts.fleet.sequence_records import (
     ClockSampled,
     RemoteAccount,
@@ -69,6 +69,45 @@ def test_with_steps_what_is_stated_is_true_but_for_the_time_until_a_step_is_foun
                     assert any(e == engine and a < jump_ns <= b for e, a, b in doubts)
     assert stated > 700
     assert in_doubt > 60
+
+
+class SteadyFleet(SkewedFleet):
+    """No frame is much quicker than the others."""
+
+    def _delay_ns(self) -> int:
+        return 5 * MS + self.random.randrange(MS // 5)
+
+
+def test_a_step_that_no_frame_shows_misplaces_nothing_that_begins_after_the_horizon() -> None:
+    """Steps smaller than the round trip leave the intervals of before and after intersecting."""
+    unseen = stated = 0
+    for seed in range(3):
+        fleet = SteadyFleet(seed, requests=1000, with_jumps=True, jump_range_ns=(6 * MS, 9 * MS))
+        clocks = FleetClocks()
+        spans = spans_of(fleet, clocks)
+        unseen += sum(map(len, fleet.jumps_ns.values())) - clocks.steps_found
+        for seq_id, span in spans.items():
+            begin_ns = span.sent_ns - HORIZON_NS
+            jumps_ns = fleet.jumps_ns.get(span.engine, [])
+            if not any(begin_ns <= jump_ns <= span.arrived_ns for jump_ns in jumps_ns):
+                stated += span.received is not None
+                assert misstated(span, fleet.truths[seq_id]) == []
+    assert unseen > 5
+    assert stated > 1000
+
+
+def test_a_sequence_is_not_placed_by_what_was_known_of_its_node_long_before() -> None:
+    """A node of which nothing was heard since: a step in between would be seen by nobody."""
+    clocks, sent_ns = FleetClocks(), HORIZON_NS + 1
+    clocks.sampled(ClockSampled(300, "n", 1, 0, 10_100, 10_150))
+    clocks.sent(SequenceSent(sent_ns, 1, "n", 1))
+    node_ns = sent_ns + 10_000
+    account = RemoteAccount(node_ns + 100, node_ns + 500, (RemotePart("gap", 400),))
+    span = clocks.accounted(RemoteAccounted(sent_ns + 700, 1, "n", 1, REASON, account))
+
+    assert span is not None
+    assert span.findings == (ClockFinding.CLOCK_UNBOUNDED,)
+    assert span.wire_ns == 300
 
 
 class SwapsSigns(OffsetTracker):

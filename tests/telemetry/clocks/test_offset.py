@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from telemetry.clocks.offset import Bound, ClockStep, Exchange, OffsetTracker, drifted_ns
+from telemetry.clocks.offset import (
+    HORIZON_NS,
+    Bound,
+    ClockStep,
+    Exchange,
+    OffsetTracker,
+    drifted_ns,
+)
 from tests.support.worlds.skewed_fleet import SECOND, SkewedClock
 
 DRIFT_PPM = 200
@@ -83,9 +90,11 @@ class AveragesTheWays(OffsetTracker):
 
     def add(self, exchange: Exchange) -> ClockStep | None:
         found = super().add(exchange)
-        middle_ns = (self._upper.value_ns + self._lower.value_ns) // 2  # type: ignore[union-attr]
-        self._upper = Bound(middle_ns, *self._upper[1:])  # type: ignore[index]
-        self._lower = Bound(middle_ns, *self._lower[1:])  # type: ignore[index]
+        highest_ns = min(bound.value_ns for bound in self.uppers)
+        middle_ns = (highest_ns + max(bound.value_ns for bound in self.lowers)) // 2
+        for kept in (self._uppers, self._lowers):
+            for half, bound in kept.items():
+                kept[half] = bound._replace(value_ns=middle_ns)
         return found
 
 
@@ -105,7 +114,8 @@ def test_a_tracker_that_is_wrong_is_caught(tracker: OffsetTracker) -> None:
 def test_without_drift_the_bounds_are_as_near_as_the_quickest_round_trip(
     skew_ns: int, history: list[Leg]
 ) -> None:
-    tracker, clock = OffsetTracker(0), SkewedClock([(0, skew_ns, 0)])
+    """Within the horizon."""
+    tracker, clock = OffsetTracker(0, 1000 * SECOND), SkewedClock([(0, skew_ns, 0)])
     still = [Leg(leg.gap_ns, leg.out_ns, leg.stay_ns, leg.back_ns) for leg in history]
     for exchange in exchanges(clock, still):
         tracker.add(exchange)
@@ -150,6 +160,57 @@ def test_a_step_begins_an_epoch_at_the_next_exchange(
     assert step.since_ns <= clock.begins[len(before) + 1][0] <= step.at_ns
     assert abs(step.least_ns) <= abs(jump_ns)
     assert (step.least_ns > 0) == (jump_ns > 0)
+
+
+def test_a_step_that_slow_frames_hide_is_said_to_be_no_later_than_it_was() -> None:
+    """They do not contradict what was known before, and prove nothing of it."""
+    tracker, clock = OffsetTracker(DRIFT_PPM), SkewedClock([(0, 0, 0)])
+    quick, slow = (Leg(SECOND // 10, 100 * US, 0, back_us * US) for back_us in (100, 8000))
+    for exchange in exchanges(clock, [quick] * 5):
+        assert tracker.add(exchange) is None
+    stepped_ns = exchange.arrived_ns + 1
+    clock.go_on(stepped_ns, 0, 3000 * US)
+    for leg in [slow] * 10:
+        (exchange,) = _shifted(clock, leg, exchange.arrived_ns)
+        assert tracker.add(exchange) is None
+    (exchange,) = _shifted(clock, quick, exchange.arrived_ns)
+    step = tracker.add(exchange)
+
+    assert step is not None
+    assert stepped_ns - SECOND // 10 < step.since_ns <= stepped_ns <= step.at_ns
+    assert 0 < step.least_ns <= 3000 * US
+
+
+short = st.builds(Leg, st.integers(0, 2 * SECOND), *[st.integers(0, 20_000_000)] * 3, rates)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    skews,
+    st.integers(-20_000_000, 20_000_000),
+    st.lists(short, min_size=1, max_size=8),
+    st.lists(short, min_size=10, max_size=25),
+)
+@example(0, 20_000_000, [Leg(SECOND, 0, 0, 0)], [Leg(SECOND, *[20_000_000] * 3)] * 15)
+@example(0, -20_000_000, [Leg(SECOND, 0, 0, 0)], [Leg(SECOND, *[20_000_000] * 3)] * 15)
+def test_a_step_within_the_bounds_is_found_or_over_after_the_horizon(
+    skew_ns: int, jump_ns: int, before: list[Leg], after: list[Leg]
+) -> None:
+    """Whether frames after it show it or not, the bounds are true again then."""
+    tracker, clock = OffsetTracker(DRIFT_PPM), SkewedClock([(0, skew_ns, 0)])
+    for exchange in exchanges(clock, before):
+        assert tracker.add(exchange) is None
+    stepped_ns = exchange.arrived_ns
+    clock.go_on(stepped_ns, 0, jump_ns)
+    for leg in after:
+        (exchange,) = _shifted(clock, leg, exchange.arrived_ns)
+        step = tracker.add(exchange)
+        if step is not None:
+            assert step.since_ns <= stepped_ns <= step.at_ns
+        bounds = tracker.at(exchange.arrived_ns)
+        if bounds is not None and exchange.sent_ns >= stepped_ns + HORIZON_NS:
+            theta_ns = clock.show(exchange.arrived_ns) - exchange.arrived_ns
+            assert bounds.low_ns <= theta_ns <= bounds.high_ns
 
 
 def _shifted(clock: SkewedClock, leg: Leg, from_ns: int) -> list[Exchange]:

@@ -1,0 +1,1 @@
+"""How blocks of a prompt get from one engine to another."""
