@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-from dashboards.monitor.client import Unreachable
+from dashboards.monitor.client import Unreachable, is_server, server_url
+from telemetry.facts.credentials import KeyUnusable, bearer, shown_url
 from telemetry.journal.journal_reader import Journal, open_journal
 
 _TIMEOUT_S = 30.0
-
-
-def is_url(source: str) -> bool:
-    """Whether `source` is the URL of a server. A path that exists is never one."""
-    return not Path(source).exists() and source.startswith(("http://", "https://"))
+_PIECE_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no socket fails with one of these
 
 
 @contextmanager
@@ -28,24 +26,49 @@ def journal_of(source: str, debug_key: str | None = None) -> Iterator[Journal]:
 
     Raises JournalError, Unreachable.
     """
-    if not is_url(source):
+    if not is_server(source):
         yield open_journal(Path(source))
         return
-    with tempfile.NamedTemporaryFile(suffix=".journal") as file:
-        path = Path(file.name)
+    with scratch_journal() as path:
         download(source, path, debug_key)
         yield open_journal(path)
 
 
+@contextmanager
+def scratch_journal() -> Iterator[Path]:
+    """A file for a journal, until the end of the block. Raises Unreachable where there is none."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".journal"))
+        except OSError as error:
+            raise _no_scratch(error) from error
+        yield Path(file.name)
+
+
 def download(url: str, path: Path, debug_key: str | None = None) -> None:
     """Download a server's journal into a file. Raises Unreachable."""
-    headers = {"authorization": f"Bearer {debug_key}"} if debug_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/debug/journal", headers=headers)
+    base = server_url(url)
+    name = shown_url(base)
     try:
+        request = urllib.request.Request(f"{base}/debug/journal", headers=bearer(debug_key))
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+            while piece := answer.read(_PIECE_BYTES):
+                file.write(piece)
+    except KeyUnusable as error:
+        raise Unreachable(f"{name}: {error}", 401) from error
     except urllib.error.HTTPError as error:
         hint = "; give --debug-key" if error.code == 401 else ""
-        raise Unreachable(f"{url}/debug/journal answers {error.code}{hint}") from error
+        message = f"{name}/debug/journal answers {error.code}{hint}"
+        raise Unreachable(message, error.code) from error
     except (OSError, ValueError, HTTPException) as error:
-        raise Unreachable(f"{url} cannot be read: {getattr(error, 'reason', error)}") from error
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise _no_scratch(error) from error
+        raise Unreachable(f"{name} cannot be read: {getattr(error, 'reason', error)}") from error
+
+
+def _no_scratch(error: OSError) -> Unreachable:
+    """The disk of this machine is at fault, and not the server."""
+    return Unreachable(
+        f"a server's journal needs a temporary file: {error.strerror}; set TMPDIR to a folder that "
+        "can be written and has room"
+    )

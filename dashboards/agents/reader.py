@@ -13,6 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from dashboards.monitor.client import server_url
+from telemetry.facts.credentials import KeyUnusable, bearer, shown_url
+
 _TIMEOUT_S = 10.0
 _JOURNAL_TIMEOUT_S = 60.0
 
@@ -40,11 +43,12 @@ class ToolFailed(Exception):
 
 
 class DebugReader:
-    """GET requests to one server."""
+    """GET requests to one server; `name` is its URL as it may be shown."""
 
     def __init__(self, url: str, debug_key: str | None = None) -> None:
-        self.url = url.rstrip("/") if "//" in url else f"http://{url.rstrip('/')}"
-        self._headers = {"authorization": f"Bearer {debug_key}"} if debug_key else {}
+        self.url = server_url(url)
+        self.name = shown_url(self.url)
+        self._debug_key = debug_key
 
     def get(self, path: str, *parts: str) -> Any:
         """The JSON at `path`, with `parts` added to it as path segments. Raises ToolFailed."""
@@ -75,9 +79,11 @@ class DebugReader:
                 raise self._unreadable(error) from error
 
     def _open(self, path: str, timeout_s: float) -> Any:
-        request = urllib.request.Request(self.url + path, headers=self._headers)
         try:
+            request = urllib.request.Request(self.url + path, headers=bearer(self._debug_key))
             return urllib.request.urlopen(request, timeout=timeout_s)
+        except KeyUnusable as error:
+            raise ToolFailed(ErrorKind.UNAUTHORIZED, str(error)) from error
         except urllib.error.HTTPError as error:
             kind = _KINDS.get(error.code, ErrorKind.REFUSED)
             raise ToolFailed(kind, f"{path} answers {error.code}{_said(error)}") from error
@@ -86,7 +92,7 @@ class DebugReader:
 
     def _unreadable(self, error: Exception) -> ToolFailed:
         reason = getattr(error, "reason", error)
-        return ToolFailed(ErrorKind.UNREACHABLE, f"{self.url} cannot be read: {reason}")
+        return ToolFailed(ErrorKind.UNREACHABLE, f"{self.name} cannot be read: {reason}")
 
 
 def _said(error: urllib.error.HTTPError) -> str:

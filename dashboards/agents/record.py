@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from dashboards.agents.reader import DebugReader, ErrorKind, ToolFailed
+from dashboards.monitor.client import Unreachable
 from dashboards.report.requests import RequestLine, RequestLines
 from dashboards.report.verdicts import VerdictWatch
+from dashboards.source import scratch_journal
 from diagnosis.routed.symptoms import FleetFault
 from diagnosis.symptoms import Finding
 from diagnosis.verdicts.classifier import Diagnoser
@@ -128,17 +128,16 @@ class RecordCache:
         return self._kept
 
     def _read(self) -> RecordView:
-        with tempfile.NamedTemporaryFile(suffix=".journal") as file:
-            path = Path(file.name)
-            try:
+        try:
+            with scratch_journal() as path:
                 self._reader.download_journal(path)
                 return RecordView(open_journal(path))
-            except ToolFailed as failed:
-                if failed.kind is ErrorKind.NOT_FOUND:
-                    raise ToolFailed(ErrorKind.NOT_AVAILABLE, str(failed)) from failed
-                raise
-            except (JournalError, OSError) as error:
-                raise ToolFailed(ErrorKind.UNREACHABLE, f"the journal: {error}") from error
+        except ToolFailed as failed:
+            if failed.kind is ErrorKind.NOT_FOUND:
+                raise ToolFailed(ErrorKind.NOT_AVAILABLE, str(failed)) from failed
+            raise
+        except (JournalError, OSError, Unreachable) as error:
+            raise ToolFailed(ErrorKind.UNREACHABLE, f"the journal: {error}") from error
 
 
 def _found(one: Finding | FleetFault) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Tools:
     def _health(self, _: NoArguments) -> Answer:
         self._reader.get("/health")
         status, body = self._reader.status("/ready")
-        return {"url": self._reader.url, "live": True, "ready": status == 200,
+        return {"url": self._reader.name, "live": True, "ready": status == 200,
                 "why_not_ready": body.get("reason")}  # fmt: skip
 
     def _snapshot(self, _: NoArguments) -> Answer:

@@ -20,6 +20,7 @@ from telemetry.facts.clock import WallAnchor
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.records import Fact, RequestAccepted, RequestEnded
 from telemetry.journal.journal_reader import Journal
+from telemetry.journal.whole_file import whole_file
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -27,7 +28,6 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 GROUP_ROWS = 50_000
 _BATCH_FACTS = 512
-_PARTIAL = ".partial"
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,18 +118,15 @@ class _Writer:
 @contextlib.contextmanager
 def _writing(table: Table, folder: Path, group_rows: int) -> Iterator[_Writer]:
     """The file gets its name when the block ends without an error."""
-    path = folder / table.file_name
-    partial = path.with_name(path.name + _PARTIAL)
-    writer = _Writer(table, partial, group_rows)
-    try:
-        yield writer
-        writer.close()
-        partial.rename(path)
-    except BaseException:
-        with contextlib.suppress(Exception):
+    with whole_file(folder / table.file_name) as partial:
+        writer = _Writer(table, partial, group_rows)
+        try:
+            yield writer
             writer.close()
-        partial.unlink(missing_ok=True)
-        raise
+        except BaseException:
+            with contextlib.suppress(Exception):
+                writer.close()
+            raise
 
 
 class _Rows:

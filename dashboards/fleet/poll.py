@@ -21,7 +21,7 @@ class Poller:
 
     def __init__(self, client: Client, interval_s: float, clock: Clock) -> None:
         self._client, self._interval_s, self._clock = client, interval_s, clock
-        self._latest = Replica(name=client.url, why_unread="not answered yet")
+        self._latest = Replica(name=client.name, why_unread="not answered yet")
         self._latencies: Distributions = {}
         self._latencies_ns: int | None = None
         self._heard_ns = clock.now_ns()

@@ -60,7 +60,7 @@ def read_fleet(
     in_time = dict(found)  # a thread that is late may still add its own
     late = f"has not answered within {deadline_s:g} s"
     for source, client in clients.items():
-        in_time.setdefault(source, Replica(name=client.url, why_unread=late))
+        in_time.setdefault(source, Replica(name=client.name, why_unread=late))
     for source in dumps:
         in_time[source] = read_dump(source)
     return [in_time[source] for source in dict.fromkeys(sources)]
@@ -71,10 +71,10 @@ def read_server(client: Client, with_latencies: bool = True) -> Replica:
     try:
         snapshot, diagnosis = client.snapshot(), client.diagnosis()
     except Unreachable as error:
-        return Replica(name=client.url, why_unread=_without_name(error, client))
+        return Replica(name=client.name, why_unread=_without_name(error, client))
     latencies, why = _latencies(client) if with_latencies else ({}, "")
     return _account(
-        client.url, snapshot, diagnosis, latencies, _tenants(diagnosis, client.tenant), why
+        client.name, snapshot, diagnosis, latencies, _tenants(diagnosis, client.tenant), why
     )
 
 
@@ -89,7 +89,9 @@ def read_dump(source: str) -> Replica:
 def _dumped(source: str, journal: Journal) -> Replica:
     """Raises JournalError."""
     policy = policy_for(journal)
-    begin_ns = next(map(fact_ns, journal.facts()), journal.header.at_ns)
+    begin_ns = journal.header.cut_ns  # what is carried from before may be days older
+    if begin_ns is None:
+        begin_ns = next(map(fact_ns, journal.facts()), journal.header.at_ns)
     diagnoser = Diagnoser(None, policy, journal.cut_requests)
     slo = SloFold(policy, begin_ns)
     replay = Replay(journal, [diagnoser], [slo.on_timeline], policy=policy)
@@ -165,4 +167,4 @@ def _culprits(findings: Sequence[Finding]) -> list[str]:
 
 def _without_name(error: Unreachable, client: Client) -> str:
     """The reason; the name is beside it."""
-    return str(error).removeprefix(client.url).strip()
+    return str(error).removeprefix(client.name).strip()

@@ -27,7 +27,7 @@ def print_once(client: Client) -> int:
     except Unreachable as error:
         _complain(error)
         return 1
-    drawn = screen(snapshot, diagnosis, client.url, _ONCE_WIDTH, _ONCE_HEIGHT)
+    drawn = screen(snapshot, diagnosis, client.name, _ONCE_WIDTH, _ONCE_HEIGHT)
     terminal(_ONCE_WIDTH, _ONCE_HEIGHT).print(Plain(drawn))
     return 0
 
@@ -50,7 +50,7 @@ def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
                 if lost_ns is not None:
                     note = f"unreachable for {(clock.now_ns() - lost_ns) / 1e9:.0f} s"
                 width, height = console.size
-                drawn = Plain(screen(*last, client.url, width, height, note))
+                drawn = Plain(screen(*last, client.name, width, height, note))
                 live.update(drawn, refresh=True)
                 sleep_ns(int(interval_s * 1e9))
                 try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -14,13 +14,15 @@ import msgspec
 
 from dashboards.explain import Explained
 from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.facts.credentials import KeyUnusable, bearer, shown_url
 from telemetry.facts.limits import LimitsView
 from telemetry.requests.request_list import RequestsPage
 from telemetry.stats.window import Batch, Snapshot
 
 _TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine
-_HINTS = {401: "; give --debug-key", 404: "; unknown, or no longer kept"}
+_UNAUTHORIZED, _UNKNOWN = 401, 404
+_HINTS = {_UNAUTHORIZED: "; give --debug-key with it", _UNKNOWN: "; unknown, or no longer kept"}
 _HOST_PORT = re.compile(r"([\w.-]+|\[[\w:.%]+\]):\d+")
 
 T = TypeVar("T")
@@ -30,7 +32,12 @@ def is_server(source: str) -> bool:
     """Whether `source` is the URL of a server, or its HOST:PORT. All else is a file: a mistyped
     name of one is no host to be sent a key."""
     is_named_so = source.startswith(("http://", "https://")) or _HOST_PORT.fullmatch(source)
-    return bool(is_named_so) and not Path(source).exists()
+    return bool(is_named_so) and not os.path.exists(source)
+
+
+def server_url(source: str) -> str:
+    """Of a server that is named by its URL or its HOST:PORT; no slash ends it."""
+    return source.rstrip("/") if "//" in source else f"http://{source.rstrip('/')}"
 
 
 class _Owned(msgspec.Struct):
@@ -47,12 +54,12 @@ class Unreachable(Exception):
 
 
 class Client:
-    """Reads the server's debug views."""
+    """Reads the server's debug views. `name` is its URL as it may be shown."""
 
     def __init__(self, url: str, debug_key: str | None = None) -> None:
-        self.url = url.rstrip("/") if "//" in url else f"http://{url.rstrip('/')}"
+        self.url = server_url(url)
+        self.name = shown_url(self.url)
         self.debug_key = debug_key
-        self._headers = {"authorization": f"Bearer {debug_key}"} if debug_key else {}
 
     def snapshot(self) -> Snapshot:
         """Raises Unreachable."""
@@ -95,28 +102,33 @@ class Client:
 
     def set_limits(self, change: dict[str, Any]) -> LimitsView:
         """Raises Unreachable; also when the server refuses the change, with its reason."""
-        path, body = "/debug/limits", msgspec.json.encode(change)
-        headers = {**self._headers, "content-type": "application/json"}
-        request = urllib.request.Request(self.url + path, body, headers, method="PUT")
-        return self._ask(request, path, LimitsView, _CHANGE_TIMEOUT_S)
+        headers = {"content-type": "application/json"}
+        return self._ask(
+            "/debug/limits", LimitsView, _CHANGE_TIMEOUT_S,
+            data=msgspec.json.encode(change), headers=headers, method="PUT",
+        )  # fmt: skip
 
     def _get(self, path: str, kind: type[T]) -> T:
-        request = urllib.request.Request(self.url + path, headers=self._headers)
-        return self._ask(request, path, kind, _TIMEOUT_S)
+        return self._ask(path, kind, _TIMEOUT_S)
 
-    def _ask(
-        self, request: urllib.request.Request, path: str, kind: type[T], timeout_s: float
-    ) -> T:
+    def _ask(self, path: str, kind: type[T], timeout_s: float, **more: Any) -> T:
+        """`more` are arguments of a request that is no GET. Raises Unreachable."""
         try:
+            key = bearer(self.debug_key)
+            request = urllib.request.Request(self.url + path, **more)
+            for name, value in key.items():
+                request.add_header(name, value)
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return msgspec.json.decode(answer.read(), type=kind)
+        except KeyUnusable as error:
+            raise Unreachable(f"{self.name}: {error}", _UNAUTHORIZED) from error
         except urllib.error.HTTPError as error:
-            hint = _HINTS.get(error.code) or _said(error)
-            message = f"{self.url}{path} answers {error.code}{hint}"
+            said = "" if error.code == _UNKNOWN else _said(error)
+            message = f"{self.name}{path} answers {error.code}{said}{_HINTS.get(error.code, '')}"
             raise Unreachable(message, error.code) from error
         except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
             reason = getattr(error, "reason", error)
-            raise Unreachable(f"{self.url} cannot be read: {reason}") from error
+            raise Unreachable(f"{self.name} cannot be read: {reason}") from error
 
 
 def _said(error: urllib.error.HTTPError) -> str:

@@ -121,7 +121,7 @@ def incident_of(
 
 
 def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
-    first_ns = journal.header.at_ns if fold.first_ns is None else fold.first_ns
+    first_ns = _first_ns(fold, journal)
     last_ns = max(fold.last_ns, first_ns) + 1
     spread = fold.watch.incidents[-1] if fold.watch.incidents else None
     worst = Diagnosis((), 0, 0, True) if spread is None else spread.worst
@@ -162,6 +162,14 @@ def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
         coverage=fold.coverage.report(),
         record=_record(fold, journal, source, times, (first_ns, last_ns)),
     )
+
+
+def _first_ns(fold: IncidentFold, journal: Journal) -> int:
+    """When the record begins. Of one that was cut, that is the cut: facts that it carries from
+    before may be days older."""
+    if journal.header.cut_ns is not None:
+        return journal.header.cut_ns
+    return journal.header.at_ns if fold.first_ns is None else fold.first_ns
 
 
 def _bounds(spread: Spread | None, first_ns: int, last_ns: int) -> tuple[int, int]:

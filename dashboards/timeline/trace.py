@@ -1,4 +1,5 @@
-"""Writes Chrome's trace format, which Perfetto and chrome://tracing open.
+"""Writes Chrome's trace format, which Perfetto and chrome://tracing open. The file appears under
+its name only when it is complete.
 
 Times are monotonic ns; in the file they are microseconds since the origin, with the digits of a
 nanosecond. Times before the origin are moved to it. Slices of one row must nest: callers use
@@ -7,6 +8,7 @@ nanosecond. Times before the origin are moved to it. Slices of one row must nest
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import msgspec
+
+from telemetry.journal.whole_file import whole_file
 
 Args = dict[str, Any]
 _GZIP_LEVEL = 4
@@ -43,21 +47,27 @@ class TraceWriter:
     """`with TraceWriter(path, origin_ns) as trace: ...`; gzip when the name ends in .gz."""
 
     def __init__(self, path: Path, origin_ns: int, other: Args) -> None:
-        """`other` is metadata of the whole trace. Raises OSError."""
+        """`other` is metadata of the whole trace."""
         self.events = 0
         self.origin_ns = origin_ns
         self._encode = msgspec.json.Encoder().encode
         self._other = other
         self._flows = 0
+        self._path = path
         self._file: BinaryIO
-        if path.suffix == ".gz":
-            packed = gzip.open(path, "wb", _GZIP_LEVEL)  # noqa: SIM115 (closed by __exit__)
-            self._file = cast(BinaryIO, packed)
-        else:
-            self._file = path.open("wb")
-        self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        self._ending = contextlib.ExitStack()
 
     def __enter__(self) -> TraceWriter:
+        """Raises OSError, as the end of the block does."""
+        with contextlib.ExitStack() as stack:
+            partial = stack.enter_context(whole_file(self._path))
+            file: BinaryIO = stack.enter_context(partial.open("wb"))
+            if self._path.suffix == ".gz":
+                packed = gzip.GzipFile(self._path.name, "wb", _GZIP_LEVEL, file)
+                file = cast(BinaryIO, stack.enter_context(packed))
+            file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+            stack.push(self._complete)
+            self._file, self._ending = file, stack.pop_all()
         return self
 
     def __exit__(
@@ -66,8 +76,16 @@ class TraceWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.write(b'\n],"otherData":' + self._encode(self._other) + b"}\n")
-        self._file.close()
+        self._ending.__exit__(kind, error, traceback)
+
+    def _complete(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._file.write(b'\n],"otherData":' + self._encode(self._other) + b"}\n")
 
     def process(self, pid: int, name: str) -> None:
         self._put({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})

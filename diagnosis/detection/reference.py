@@ -30,6 +30,7 @@ from diagnosis.thresholds import (
 )
 from telemetry.costs.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.facts.engine_records import EngineStarted
+from telemetry.journal.whole_file import write_whole
 from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
@@ -304,8 +305,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _several_share(counts: Counts) -> float:
-    """Share of requests with more choices than the mean, by Laplace's rule of succession, so that
-    it is never 0."""
+    """Share of requests with more choices than the mean; by Laplace's rule of succession not 0."""
     requested, mean = counts.choices_requested, counts.choices
     several = sum(number > mean for number in requested)
     return (several + 1) / (len(requested) + 2)
@@ -314,7 +314,7 @@ def _several_share(counts: Counts) -> float:
 def save_baseline(reference: Reference, path: Path) -> None:
     """Write it as indented JSON. Raises BaselineError."""
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
     except OSError as error:
         raise BaselineError(f"{path}: {error.strerror}") from error
 

@@ -7,5 +7,6 @@ fleet/                                         facts of a fleet: routing
 limits                                         limits that change at run time, by name
 version                                        of phasescope, as installed
 clock                                          the only place that reads time
+credentials                                    keys and logins: what of them may be sent and shown
 recorder                                       lanes, the queues that facts are written to
 """

@@ -70,7 +70,8 @@ class JournalStats(msgspec.Struct, frozen=True):
 
 class RecorderStats(msgspec.Struct, frozen=True):
     """The flight recorder since the start. `dumps` and `dumps_suppressed` are keyed by reason;
-    `files_error` says why writing to the journal folder was given up, None while it works."""
+    `files_error` is the last error of writing to the journal folder, `files_errors` counts them,
+    and `files_pieces_lost` what was dropped from memory before it could be written there."""
 
     journal: JournalStats
     dumps: dict[str, int]
@@ -79,3 +80,5 @@ class RecorderStats(msgspec.Struct, frozen=True):
     last_dump: str | None
     stalls: int
     files_error: str | None
+    files_errors: int = 0
+    files_pieces_lost: int = 0

@@ -19,9 +19,9 @@ import msgspec
 from telemetry.facts.clock import Clock, utc_stamp
 from telemetry.journal.in_use import in_use, is_in_use, writer_name
 from telemetry.journal.journal_reader import SUFFIX
+from telemetry.journal.whole_file import PARTIAL
 
 KEPT = 16
-_PARTIAL = ".partial"
 _SECOND_NS = 1_000_000_000
 
 
@@ -112,7 +112,7 @@ class Dumps:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._numbers += 1
         name = f"{utc_stamp()}-{self._writer}-{self._numbers:04d}-{reason.value}{SUFFIX}"
-        path, partial = self._folder / name, self._folder / f"{name}{_PARTIAL}"
+        path, partial = self._folder / name, self._folder / f"{name}{PARTIAL}"
         size_bytes = 0
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -129,7 +129,7 @@ class Dumps:
 
     def _prune(self) -> None:
         """Delete the oldest dumps beyond the number kept, and partial files of killed writers."""
-        for partial in self._folder.glob(f"*{SUFFIX}{_PARTIAL}"):
+        for partial in self._folder.glob(f"*{SUFFIX}{PARTIAL}"):
             if not is_in_use(partial):
                 _remove(partial)
         for old in sorted(self._folder.glob(f"*{SUFFIX}"))[: -self._kept]:

@@ -119,7 +119,7 @@ class FlightRecorder:
         return self.journal.frames(reason, self._pump.facts_lost)
 
     def stats(self) -> RecorderStats:
-        dumps = self._dumps
+        dumps, files = self._dumps, self._files
         return RecorderStats(
             journal=self.journal.stats(),
             dumps={reason.value: dumps.written[reason] for reason in DumpReason},
@@ -127,7 +127,9 @@ class FlightRecorder:
             dumps_failed=dumps.failed,
             last_dump=dumps.last_path,
             stalls=self.watchdog.stalls,
-            files_error=None if self._files is None else self._files.error,
+            files_error=None if files is None else files.error,
+            files_errors=0 if files is None else files.errors,
+            files_pieces_lost=0 if files is None else files.pieces_lost,
         )
 
     def tick(self) -> None:

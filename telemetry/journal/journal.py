@@ -25,6 +25,7 @@ from telemetry.facts.records import SCHEMA_VERSION, Fact, fact_ns
 from telemetry.journal import journal_format as form
 from telemetry.journal.journal_format import Header
 from telemetry.journal.live_requests import LiveRequests
+from telemetry.journal.whole_file import whole_file
 from telemetry.requests.slo_policy import SloPolicy
 
 CAPACITY_BYTES = 64 * 1024 * 1024
@@ -254,7 +255,7 @@ def write_journal(
     journal = Journal(clock, capacity_bytes=1 << 40, slo=slo)
     for fact in facts:
         journal.on_facts((fact,))
-    with path.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         file.writelines(journal.frames(reason))
 
 

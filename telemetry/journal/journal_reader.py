@@ -8,7 +8,9 @@ one line for people. A missing tail is no error, because a writer that was kille
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,7 @@ _groups_decoder = msgspec.msgpack.Decoder(
 )
 _count_decoder = msgspec.msgpack.Decoder(int)
 _UNDECODABLE = (msgspec.MsgspecError, RecursionError)  # arrays in arrays, without end
+_REMEDIES = {errno.EACCES: "; let this user read it, or run as one who may"}
 
 
 class JournalError(Exception):
@@ -111,7 +114,7 @@ class Journal:
         try:
             return path.open("rb")
         except OSError as error:
-            raise JournalError(f"{path}: {error.strerror}") from error
+            raise _unread(path, error) from error
 
 
 def open_journal(path: Path) -> Journal:
@@ -119,9 +122,13 @@ def open_journal(path: Path) -> Journal:
 
     Raises JournalError.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # a Path raises for what cannot be looked at
         return Journal([path])
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise _unread(path, error) from error
+    files = sorted(path / name for name in names if name.endswith(SUFFIX))
     if not files:
         raise NotAJournal(f"{path}: no *{SUFFIX} file in this folder")
     run = run_of(files[-1])
@@ -136,6 +143,10 @@ def read_journal(path: Path) -> Iterator[Fact]:
 def run_of(path: Path) -> str:
     """Rolling files are named RUN-NUMBER.journal."""
     return path.name.rpartition("-")[0]
+
+
+def _unread(path: Path, error: OSError) -> JournalError:
+    return JournalError(f"{path}: {error.strerror}{_REMEDIES.get(error.errno or 0, '')}")
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:

@@ -2,10 +2,10 @@
 
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
-parsed, tokenized, submitted, sent, queued, first admitted, grammar, a pause that is not over), the
-engine's start, its limits in force, its last step cost and the adapters that it knows; of a fleet
-its router's start and the engines that have joined. The steps, tokens and waits of those requests
-before the cut are lost.
+parsed, tokenized, submitted, sent, queued, first admitted, grammar, a pause that is not over, what
+is known of a KV transfer that is not over), the engine's start, its limits in force, its last step
+cost and the adapters that it knows; of a fleet its router's start and the engines that have joined.
+The steps, tokens and waits of those requests before the cut are lost.
 """
 
 from __future__ import annotations
@@ -28,11 +28,20 @@ from telemetry.facts.engine_records import (
     StepCostSet,
 )
 from telemetry.facts.fleet.known_fleet import KnownFleet, KnownFleetFact
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvLost,
+    KvRefused,
+    KvReserved,
+    KvSealed,
+)
 from telemetry.facts.fleet.sequence_records import RemoteAccounted, RemoteAdmitted, SequenceSent
 from telemetry.facts.known_adapters import KnownAdapters
+from telemetry.facts.reasons import FactSource
 from telemetry.facts.records import (
     EngineDied,
     Fact,
+    FactsLost,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
@@ -43,15 +52,18 @@ from telemetry.facts.records import (
 from telemetry.journal.journal_format import encode_facts
 
 _LIVE_KEPT = 8192
+_TRANSFER = (KvReserved, KvSealed, KvAdmitted)
 
 
 @dataclass(slots=True)
 class _Live:
-    """One live request; `encoded` are its facts as they were last encoded."""
+    """One live request; `encoded` are its facts as they were last encoded. `has_transfer`: some of
+    them are of KV that comes from another engine."""
 
     facts: list[Fact]
     seq_ids: set[int] = field(default_factory=set)
     has_ended: bool = False
+    has_transfer: bool = False
     encoded: bytes | None = None
 
 
@@ -86,6 +98,12 @@ class LiveRequests:
             SequenceResumed: self._resumed,
             SequenceSent: self._sequence_fact,
             RemoteAdmitted: self._sequence_fact,
+            KvReserved: self._transfer_fact,
+            KvSealed: self._transfer_fact,
+            KvAdmitted: self._transfer_fact,
+            KvRefused: self._transfer_over,
+            KvLost: self._transfer_over,
+            FactsLost: self._facts_lost,
             RemoteAccounted: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequenceEnded: lambda fact: self._end_sequence(fact.seq_id, fact),
             SequencesListed: self._sequences_listed,
@@ -174,6 +192,7 @@ class LiveRequests:
         self._add(live, fact)
         for known in early:
             self._add(live, known)
+        live.has_transfer |= len(early) > 1
 
     def _request_ended(self, fact: RequestEnded) -> None:
         """The request is dropped once its sequences have ended too."""
@@ -212,6 +231,7 @@ class LiveRequests:
 
     def _admitted(self, fact: SequenceAdmitted) -> None:
         """Keep the first admission; later ones follow a preemption."""
+        self._transfer_over(fact)
         live = self._owner(fact.seq_id)
         if live is not None and not any(
             isinstance(known, SequenceAdmitted) and known.seq_id == fact.seq_id
@@ -229,6 +249,45 @@ class LiveRequests:
             ]
             live.encoded = None
 
+    def _transfer_fact(self, fact: KvReserved | KvSealed | KvAdmitted) -> None:
+        """Keep the fact if it is known of the sequence that it waits for KV."""
+        live = self._owner(fact.seq_id)
+        if live is None:
+            self._early.get(fact.seq_id, []).append(fact)
+        elif any(isinstance(f, SequenceQueued) and f.seq_id == fact.seq_id for f in live.facts):
+            self._add(live, fact)
+            live.has_transfer = True
+
+    def _transfer_over(self, fact: KvRefused | KvLost | SequenceAdmitted) -> None:
+        """Nothing of the sequence's transfer is carried any more."""
+        del self._early.get(fact.seq_id, [])[1:]
+        live = self._owner(fact.seq_id)
+        if live is not None:
+            self._drop_transfers(live, fact.seq_id)
+
+    def _facts_lost(self, lost: FactsLost) -> None:
+        """Nothing is carried of any transfer: their ends may be among the facts of the engine."""
+        if lost.source is not FactSource.ENGINE:
+            return
+        for early in self._early.values():
+            del early[1:]
+        for live in self._requests.values():
+            self._drop_transfers(live)
+
+    def _drop_transfers(self, live: _Live, seq_id: int | None = None) -> None:
+        """Of the sequence, or of all of the request."""
+        if not live.has_transfer:
+            return
+        kept: list[Fact] = []
+        live.has_transfer = False
+        for known in live.facts:
+            if isinstance(known, _TRANSFER):
+                if seq_id in (None, known.seq_id):
+                    continue
+                live.has_transfer = True
+            kept.append(known)
+        live.facts, live.encoded = kept, None
+
     def _sequences_listed(self, listed: SequencesListed) -> None:
         for seq_id in listed.over([*self._owners, *self._early]):
             self._end_sequence(seq_id, None)
@@ -240,6 +299,7 @@ class LiveRequests:
         live = self._requests.get(request_id) if request_id is not None else None
         if live is not None and request_id is not None:
             live.seq_ids.discard(seq_id)
+            self._drop_transfers(live, seq_id)
             if fact is not None and (live.seq_ids or not live.has_ended):
                 self._add(live, fact)
             self._forget_if_over(request_id, live)

@@ -7,6 +7,7 @@ Reads folds and counters; measures nothing itself.
     connections, ingest_counts, exemplars       the values
     prometheus, prometheus_protobuf,
     negotiation, exposition                     the answer to a scrape
-    otlp_metrics, otlp_push                     OTLP messages, and the thread that sends them
+    otlp_metrics, ucum, otlp_push               OTLP messages, their units, and the thread that
+                                                sends them
     metrics_doc                                 the reference page
 """

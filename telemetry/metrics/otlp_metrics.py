@@ -13,11 +13,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from telemetry.metrics.catalog.latency import OTEL_LABELS
 from telemetry.metrics.exemplars import Exemplar
 from telemetry.metrics.families import Family, HistogramPoint, Labels
-from telemetry.metrics.metric import Kind, Metric
+from telemetry.metrics.metric import Kind
+from telemetry.metrics.ucum import ucum
 from telemetry.numbers.hdr import OTLP_SCALE, exponential_buckets
 
 _CUMULATIVE = otel.AggregationTemporality.CUMULATIVE
-_UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
 _SCOPE = InstrumentationScope("phasescope")
 _NONE_NEGATIVE = otel.Buckets(0, [])
 
@@ -54,12 +54,7 @@ def _metric(family: Family, interval: Interval) -> otel.Metric:
         case Kind.HISTOGRAM:
             points = [_exponential(p, interval) for p in family.histograms if p.values.count]
             data = otel.ExponentialHistogram(points, _CUMULATIVE)
-    return otel.Metric(metric.otel_name, metric.help, _unit(metric), data)
-
-
-def _unit(metric: Metric) -> str:
-    """The unit in UCUM; the thing that is counted is an annotation, as in {request}."""
-    return _UNITS.get(metric.counted) or f"{{{metric.counted.removesuffix('s')}}}"
+    return otel.Metric(metric.otel_name, metric.help, ucum(metric), data)
 
 
 def _numbers(family: Family, interval: Interval) -> list[otel.NumberDataPoint]:

@@ -163,6 +163,8 @@ def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:
     yield recording.JOURNAL_SECONDS, [({}, journal.covered_ns / 1e9)]
     yield recording.JOURNAL_DROPPED, [({}, float(journal.facts_dropped))]
     yield recording.JOURNAL_SHORT, [({}, float(journal.is_short))]
+    yield recording.JOURNAL_WRITE_ERRORS, [({}, float(stats.files_errors))]
+    yield recording.JOURNAL_PIECES_LOST, [({}, float(stats.files_pieces_lost))]
     yield recording.DUMPS, _by_reason(stats.dumps)
     yield recording.DUMPS_SUPPRESSED, _by_reason(stats.dumps_suppressed)
     yield recording.DUMPS_FAILED, [({}, float(stats.dumps_failed))]

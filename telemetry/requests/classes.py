@@ -86,6 +86,14 @@ class ClassBook:
             return cell
         return WorkloadClass(slo_class, OTHER, OTHER, OTHER)
 
+    def is_overflow(self, stated: WorkloadClass, counted: WorkloadClass) -> bool:
+        """Whether `bounded` put `stated` under `other` for want of room. A client may call its
+        tenant that too."""
+        if counted.prompt == OTHER:
+            return True
+        is_own_name = stated.tenant == OTHER and OTHER in self._tenants
+        return counted.tenant == OTHER and not is_own_name
+
     def _tenant(self, name: str) -> str:
         name = name or NONE
         if name not in self._tenants:

@@ -15,6 +15,9 @@ that sum to it:
 
 The other engine measures its parts in its own clock, and only how long they are is used: the wire
 is the difference. A negative one says that a clock is wrong; it is shown as it is.
+
+A transfer whose reservation is not known has no account: its fact was lost, and with it where the
+wire begins. Where facts of the engine were lost nothing is known of the transfers that were open.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from telemetry.facts.fleet.kv_transfer_records import (
     KvReserved,
     KvSealed,
 )
-from telemetry.facts.records import Fact
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import Fact, FactsLost
 
 KvSequenceFact = KvReserved | KvSealed | KvAdmitted | KvRefused | KvLost
 
@@ -104,10 +108,15 @@ class KvAccounts:
         self._open.pop(seq_id, None)
 
     def take(self, fact: Fact) -> KvAccount | None:
-        """The account of the transfer that the fact ends; None if it ends none."""
+        """The account of the transfer that the fact ends; None if it ends none, or one of which
+        too little is known."""
         if isinstance(fact, SequenceQueued):
             if fact.receives_kv:
                 self._open[fact.seq_id] = _Open(fact, [(KvPart.RESERVE, fact.at_ns)])
+            return None
+        if isinstance(fact, FactsLost):
+            if fact.source is FactSource.ENGINE:
+                self._open.clear()  # their ends may be among them
             return None
         seq_id = getattr(fact, "seq_id", None)
         one = None if seq_id is None else self._open.get(seq_id)
@@ -134,9 +143,12 @@ class KvAccounts:
                 pass
         return None
 
-    def _close(self, one: _Open, end_ns: int, fault: KvFault | None) -> KvAccount:
+    def _close(self, one: _Open, end_ns: int, fault: KvFault | None) -> KvAccount | None:
         queued, sealed = one.queued, one.sealed
         del self._open[queued.seq_id]
+        never_reserved = fault is not None and len(one.cuts) == 1
+        if one.reserved is None and not never_reserved:
+            return None
         return KvAccount(
             seq_id=queued.seq_id,
             epoch=queued.receives_kv,

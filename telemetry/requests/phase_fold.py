@@ -179,7 +179,7 @@ class PhaseFold:
             case RequestsListed():
                 self._list_requests(fact)
             case FactsLost() if fact.source.is_of_requests:
-                self._note_gap()
+                self._note_gap(fact)
             case EngineDied():
                 for seq_id in self._sequences.live_ids():
                     self._end_sequence(seq_id, fact.at_ns, EndReason.ENGINE_DIED)
@@ -280,9 +280,9 @@ class PhaseFold:
             if is_over and request.ended is None:
                 self._request_fact(lost_end(request, listed.at_ns))
 
-    def _note_gap(self) -> None:
+    def _note_gap(self, lost: FactsLost) -> None:
         """Facts were lost: requests that are live now are not measured."""
-        self._sequences.note_gap()
+        self._sequences.note_gap(lost)
         for request in self._requests.values():
             request.is_incomplete = True
 

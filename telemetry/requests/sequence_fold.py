@@ -25,7 +25,7 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.fleet.kv_transfer_records import KvAdmitted, KvReserved, KvSealed
 from telemetry.facts.fleet.sequence_records import RemoteAdmitted, SequenceSent, TokensReceived
 from telemetry.facts.reasons import EndReason, WaitReason
-from telemetry.facts.records import Fact
+from telemetry.facts.records import Fact, FactsLost
 from telemetry.requests.kv_accounts import KvAccounts, KvSequenceFact
 from telemetry.requests.live_sequence import Sequence
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, WaitSpan
@@ -194,8 +194,7 @@ class SequenceFold:
 
     def accounted(self, seq_id: int, remote: RemoteSpan | None) -> None:
         """What its node says of the sequence."""
-        sequence = self._sequences.get(seq_id)
-        if sequence is not None:
+        if (sequence := self._sequences.get(seq_id)) is not None:
             sequence.remote = remote
 
     def _account_kv(self, fact: Fact) -> None:
@@ -224,13 +223,15 @@ class SequenceFold:
 
     def end_lost(self, seq_id: int) -> Sequence | None:
         """Remove and return the sequence, whose terminal fact was lost; None if it is not known."""
+        self._kv.forget(seq_id)
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
             sequence.is_lost, sequence.end_reason = True, EndReason.END_LOST
         return sequence
 
-    def note_gap(self) -> None:
+    def note_gap(self, lost: FactsLost) -> None:
         """Facts were lost: the next gap between tokens of each sequence is not measured."""
+        self._kv.take(lost)
         for sequence in self._sequences.values():
             sequence.has_gap = True
 
@@ -322,8 +323,7 @@ class SequenceFold:
             return
         now = {one.seq_id for one in step.skips if one.reason is WaitReason.REMOTE_KV}
         for seq_id in self._remote - now:
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None:
+            if (sequence := self._sequences.get(seq_id)) is not None:
                 self._unblock(sequence, step.begin_ns)
         self._remote &= now
         for seq_id in now - self._remote:

@@ -11,7 +11,7 @@ import numpy as np
 from telemetry.numbers.hdr import PAGE, Distribution, Ints, distribution_of, merged
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.numbers.windows import SECOND_NS, Windows
-from telemetry.requests.classes import OTHER, ClassBook, WorkloadClass
+from telemetry.requests.classes import ClassBook, WorkloadClass
 from telemetry.requests.phases import Measure, Measured
 
 _PENDING = 8192
@@ -91,13 +91,26 @@ class LatencyHistogram:
         self._low = start
 
 
+class _Overflow:
+    """A histogram of a class `other`, for those that are counted there for want of room."""
+
+    def __init__(self, histogram: LatencyHistogram) -> None:
+        self.count = 0
+        self._histogram = histogram
+
+    def record(self, value_ns: int, at_ns: int) -> None:
+        self.count += 1
+        self._histogram.record(value_ns, at_ns)
+
+
 class Histograms:
     """All histograms of the service; a listener of the phase fold."""
 
     def __init__(self, book: ClassBook | None = None) -> None:
         self.book = book or ClassBook()
         self._cells: dict[tuple[Measure, WorkloadClass], LatencyHistogram] = {}
-        self._known: dict[tuple[Measure, WorkloadClass], LatencyHistogram] = {}
+        self._overflows: dict[tuple[Measure, WorkloadClass], _Overflow] = {}
+        self._known: dict[tuple[Measure, WorkloadClass], LatencyHistogram | _Overflow] = {}
 
     def on_measured(self, measured: Measured) -> None:
         histogram = self._known.get((measured.measure, measured.workload))
@@ -113,7 +126,7 @@ class Histograms:
     @property
     def overflowed(self) -> int:
         """Values counted under `other`, because there were too many classes."""
-        return sum(histogram.count for (_, cell), histogram in self._cells.items() if OTHER in cell)
+        return sum(overflow.count for overflow in self._overflows.values())
 
     def overall(self, measure: Measure) -> Distribution:
         """All classes together, since the start."""
@@ -153,12 +166,16 @@ class Histograms:
             found[measure.value] = merged(parts).percentiles()
         return found
 
-    def _find(self, measure: Measure, stated: WorkloadClass) -> LatencyHistogram:
-        key = (measure, self.book.bounded(stated))
+    def _find(self, measure: Measure, stated: WorkloadClass) -> LatencyHistogram | _Overflow:
+        cell = self.book.bounded(stated)
+        key = (measure, cell)
         histogram = self._cells.get(key)
         if histogram is None:
             histogram = self._cells[key] = LatencyHistogram()
+        found: LatencyHistogram | _Overflow = histogram
+        if self.book.is_overflow(stated, cell):
+            found = self._overflows.setdefault(key, _Overflow(histogram))
         if len(self._known) >= _KNOWN:
             self._known.clear()  # headers can name any number of tenants
-        self._known[measure, stated] = histogram
-        return histogram
+        self._known[measure, stated] = found
+        return found

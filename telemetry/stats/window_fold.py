@@ -217,6 +217,7 @@ class WindowFold:
                 self._output_tokens_total += sum(row.tokens for row in fact.rows)
             case RequestEnded():
                 self._ends.append(fact.at_ns)
+                self._forget(fact.at_ns)  # a process without an engine has no steps to do it at
             case _:
                 pass
 

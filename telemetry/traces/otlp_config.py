@@ -13,12 +13,13 @@ import importlib.metadata
 import os
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from opentelemetry.sdk.resources import Resource
 
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
+from telemetry.facts.credentials import shown_url, without_login
 from telemetry.facts.traceparent import new_span_id
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
@@ -65,7 +66,7 @@ def exporter_from_config(
     """The exporter that flags and variables configure; None when they configure none.
 
     `server` is the address and port that requests come to; a unix socket has no port. Raises
-    OSError when a certificate cannot be read.
+    OSError when a certificate cannot be read, and ValueError for a variable that cannot be.
     """
     target = asked_target(endpoint)
     if target is None:
@@ -76,7 +77,7 @@ def exporter_from_config(
         SpanBuilder(service_resource(service_name), new_span_id, server),
         sampler or TailSampler(),
         clock,
-        target,
+        shown_url(target),
         retry,
         span_events=span_events,
     )
@@ -95,9 +96,11 @@ def wire_settings(
     endpoint: str | None, protocol: str | None, signal: Signal = "traces"
 ) -> WireSettings:
     """Where and how a signal is sent; `endpoint` and `protocol` are the flags. Raises OSError for a
-    certificate that cannot be read: an exporter would go on without it."""
+    certificate that cannot be read, and ValueError for a time limit that is no number: an exporter
+    would go on without it."""
     target = endpoint or _env("ENDPOINT", signal)
     assert target is not None
+    float(_env("TIMEOUT", signal) or 0)
     insecure = _is_insecure(endpoint, target, signal)
     for path in () if insecure else filter(None, (_env(name, signal) for name in _FILES)):
         Path(path).read_bytes()
@@ -134,8 +137,20 @@ def _env(name: str, signal: Signal) -> str | None:
 
 def _guess_protocol(target: str) -> str:
     """4318 is the registered port of OTLP over HTTP; a path means HTTP too."""
-    parts = urlsplit(target if "//" in target else f"//{target}")
-    return "http/protobuf" if parts.port == 4318 or parts.path.strip("/") else "grpc"
+    parts = _split(target if "//" in target else f"//{target}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError("the port of the endpoint is no number") from None
+    return "http/protobuf" if port == 4318 or parts.path.strip("/") else "grpc"
+
+
+def _split(target: str) -> SplitResult:
+    """Raises ValueError, which does not quote the endpoint: it may have a login."""
+    try:
+        return urlsplit(target)
+    except ValueError:
+        raise ValueError("the endpoint is no URL") from None
 
 
 def _http_url(flag: str | None, target: str, signal: Signal) -> str:
@@ -146,7 +161,7 @@ def _http_url(flag: str | None, target: str, signal: Signal) -> str:
     if flag is None:
         if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
             return full
-    elif signal == "traces" and urlsplit(full).path:
+    elif signal == "traces" and _split(full).path:
         return full
     else:
         full = full.removesuffix("/v1/traces")
@@ -154,13 +169,13 @@ def _http_url(flag: str | None, target: str, signal: Signal) -> str:
 
 
 def _authority(target: str) -> str:
-    """The host:port of a gRPC channel."""
-    return urlsplit(target).netloc or target if "//" in target else target
+    """The host:port of a gRPC channel, which has no place for a login."""
+    return without_login(_split(target).netloc or target if "//" in target else target)
 
 
 def _is_insecure(flag: str | None, target: str, signal: Signal) -> bool:
     """The scheme decides; without one a flag means plain text, as it is typed at a local
     collector, and a variable means TLS unless _INSECURE says otherwise."""
     if "//" in target:
-        return urlsplit(target).scheme != "https"
+        return _split(target).scheme != "https"
     return flag is not None or (_env("INSECURE", signal) or "").lower() == "true"

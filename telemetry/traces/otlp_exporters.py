@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 Signal = Literal["traces", "metrics"]
 
+HEADERS_WRONG = "OTEL_EXPORTER_OTLP_HEADERS has a value (not shown) that cannot be sent"
 _MAX_ERROR_CHARACTERS = 200
 
 

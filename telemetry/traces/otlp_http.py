@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from urllib3.util import Retry
 
-from telemetry.traces.otlp_exporters import Answer, WireSettings, one_line, taken
+from telemetry.facts.credentials import shown_text
+from telemetry.traces.otlp_exporters import HEADERS_WRONG, Answer, WireSettings, one_line, taken
 
 _RETRYABLE_STATUS = frozenset({429, 502, 503, 504})
 _KINDS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -28,16 +29,16 @@ def http_exporter(
     settings: WireSettings, timeout_s: float | None, keep: Callable[[Answer], None]
 ) -> Any:
     exporter, response = _KINDS[settings.signal]
-    session = AnswerSession(response, keep)
+    session = AnswerSession(response, keep, settings.endpoint)
     return exporter(settings.endpoint, timeout=timeout_s, session=session)
 
 
 class AnswerSession(requests.Session):
     """Passes each answer to `keep`, which raises unless the receiver took the batch."""
 
-    def __init__(self, response: type[Any], keep: Callable[[Answer], None]) -> None:
+    def __init__(self, response: type[Any], keep: Callable[[Answer], None], url: str) -> None:
         super().__init__()
-        self._response, self._keep = response, keep
+        self._response, self._keep, self._url = response, keep, url
 
     def request(self, *args: Any, **arguments: Any) -> requests.Response:
         """One attempt."""
@@ -46,7 +47,7 @@ class AnswerSession(requests.Session):
             answer = super().request(*args, **arguments)
         except Exception as error:
             again = isinstance(error, requests.ConnectionError | requests.Timeout)
-            self._keep(Answer(size_bytes=size_bytes, error=one_line(error), retryable=again))
+            self._keep(Answer(size_bytes=size_bytes, error=self._said(error), retryable=again))
             raise
         if 200 <= answer.status_code < 300:
             self._keep(taken(self._read(answer), size_bytes))
@@ -61,6 +62,12 @@ class AnswerSession(requests.Session):
                 )
             )
         return answer
+
+    def _said(self, error: Exception) -> str:
+        """One line without what the URL or a header has of a login."""
+        if isinstance(error, requests.exceptions.InvalidHeader):
+            return HEADERS_WRONG
+        return one_line(shown_text(f"{type(error).__name__}: {error}", self._url))
 
     def _read(self, answer: requests.Response) -> Any:
         """Its message; an empty one if it cannot be read, because the status says: taken."""

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from dashboards.fleet.poll import Poller
-from dashboards.fleet.read import read_fleet
+from dashboards.fleet.read import read_dump, read_fleet
 from dashboards.fleet.screen import screen
 from dashboards.fleet.text import lines
 from dashboards.monitor.client import Client, is_server
@@ -21,7 +21,11 @@ from diagnosis.fleet.view import FleetDiagnosis, diagnose_fleet
 from diagnosis.symptoms import Symptom
 from service.cli.main import main
 from telemetry.facts.clock import ManualClock
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal_reader import open_journal
+from tests.support.servers.served import started
 from tests.support.servers.server import Server, free_port
+from tests.support.worlds.journal_facts import SECOND, request, saved, small, turn_over
 from tests.support.worlds.replicas import (
     finding,
     healthy,
@@ -117,6 +121,22 @@ def test_servers_that_do_not_answer_cost_the_others_nothing() -> None:
     assert "refused" in found[0].why_unread
     assert found[1].why_unread == "has not answered within 0.5 s"
     assert "missing required field" in found[2].why_unread
+
+
+def test_rates_of_a_dump_that_was_cut_are_over_the_time_from_its_cut(tmp_path: Path) -> None:
+    """What it carries from before the cut may be days older."""
+    journal, clock = small()
+    journal.on_facts([started(0), *request("live", 1, at=1)])
+    turn_over(journal, clock, 300)
+    path = saved(tmp_path / "cut.journal", journal.frames("request"))
+    read = open_journal(path)
+    cut_ns, last_ns = read.header.cut_ns, max(map(fact_ns, read.facts()))
+    slo = read_dump(str(path)).slo
+
+    assert cut_ns is not None
+    assert slo is not None
+    (covered_s,) = {window.covered_s for one in slo.classes for window in one.windows}
+    assert covered_s == pytest.approx((last_ns - cut_ns) / SECOND)
 
 
 def test_a_server_that_was_named_twice_is_one() -> None:

@@ -24,9 +24,12 @@ from service.cli.main import main
 from service.cli.operator.report_help import beyond_replay, help_from
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import fact_ns
+from telemetry.journal.journal_reader import open_journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY
+from tests.support.servers.served import started
 from tests.support.worlds.facts import accepted, request_ended
 from tests.support.worlds.incidents import INTO_S, interference, journal_of_facts, lasting
+from tests.support.worlds.journal_facts import request, saved, small, turn_over
 from tests.support.worlds.twins.cases import SECOND, twin
 
 ABOUT = About(made="2026-01-31 23:59:59 UTC", versions={"phasescope": "1"})
@@ -130,6 +133,21 @@ def test_an_incident_that_is_over_is_told_with_its_end_and_its_worst_moment(
     assert found.top.symptom is Symptom.PREFILL_INTERFERENCE
     assert abs(found.end_ns - truth.end_ns) < 15 * SECOND
     assert found.spells[-1].verdict == "healthy"
+
+
+def test_a_journal_that_was_cut_covers_the_time_from_its_cut(tmp_path: Path) -> None:
+    """What it carries from before the cut may be days older: the engine's start, a request."""
+    journal, clock = small()
+    journal.on_facts([started(0), *request("live", 1, at=1)])
+    turn_over(journal, clock, 300)
+    read = open_journal(saved(tmp_path / "cut.journal", journal.frames("request")))
+    cut_ns, last_ns = read.header.cut_ns, max(map(fact_ns, read.facts()))
+    found = incident_of(read, "cut.journal")
+
+    assert cut_ns is not None
+    assert read.carried
+    assert found.first_ns == cut_ns
+    assert found.record.covered_s == pytest.approx((last_ns - cut_ns) / SECOND)
 
 
 def test_a_journal_gives_the_same_incident_however_it_is_cut_in_batches() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from nicegui import app, ui
 
 from dashboards.console.web.guard import Guard
+from dashboards.console.web.listener import listener
 from dashboards.console.web.pages import add_pages
 from dashboards.console.web.parts import add_assets
 from dashboards.console.web.poller import Poller
@@ -29,7 +30,8 @@ def run_console(
     client: Client, host: str, port: int, say: Callable[[str], None], with_parent: bool = False
 ) -> int:
     """Serve the console until a signal. `with_parent`: also until standard input ends, which it
-    does when the process that started this one has ended."""
+    does when the process that started this one has ended. Raises CannotListen."""
+    bound = listener(host, port)
     os.nice(_NICER)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -48,10 +50,11 @@ def run_console(
     add_pages(poller)
     app.add_middleware(Guard, listens_on=host)
     app.on_startup(lambda: start(poller.run))
-    app.on_startup(lambda: say(f"console at http://{_shown(host)}:{port}, of {client.url}"))
+    app.on_startup(lambda: say(f"console at http://{_shown(host)}:{port}, of {client.name}"))
     if with_parent:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     ui.run(
+        fd=bound.fileno(),
         host=host,
         port=port,
         title="phasescope",

@@ -88,7 +88,7 @@ class Frame:
     def _server(self) -> Markup:
         known = self._poller.known
         moment = known.moment
-        words: list[Markup | str] = [tag("span", self._poller.client.url)]
+        words: list[Markup | str] = [tag("span", self._poller.client.name)]
         if moment is not None:
             one = moment.snapshot
             state = "ready" if one.ready else "not ready"

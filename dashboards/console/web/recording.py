@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ from dashboards.console.model.moments import Moment
 from dashboards.console.model.recorded import moments_of
 from dashboards.console.web.state import Known
 from dashboards.monitor.client import Client, Unreachable
-from dashboards.source import download
+from dashboards.source import download, scratch_journal
 from telemetry.journal.journal_reader import JournalError, open_journal
 
 _LIMIT_S = 120.0
@@ -49,10 +48,10 @@ async def read_recorder(client: Client, known: Known) -> None:
 
 async def _moments(client: Client) -> list[Moment]:
     """Raises Unreachable, NotRead, OSError."""
-    with tempfile.NamedTemporaryFile(suffix=".journal") as file:
-        await asyncio.to_thread(download, client.url, Path(file.name), client.debug_key)
+    with scratch_journal() as path:
+        await asyncio.to_thread(download, client.url, path, client.debug_key)
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dashboards.console.web.recording", file.name,
+            sys.executable, "-m", "dashboards.console.web.recording", str(path),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -35,6 +35,7 @@ PASSED_ON = (
 _HANDLED = frozenset((signal.SIGCHLD, *PASSED_ON))
 _FROM_KERNEL = 0x80  # of the terminal: every process in the foreground has got it
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+_HEALTHY_NS = 60_000_000_000  # a sidecar that ran for so long has not failed at its start
 _DRAIN_S = 20.0
 _POLL_S = 0.1
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE, EXIT_SIGNAL = 127, 126, 128
@@ -49,10 +50,18 @@ class _Child:
 
 
 class Parent:
-    """Runs both; `say` prints one line."""
+    """Runs both; `say` prints one line, `now_ns` is a monotonic clock."""
 
-    def __init__(self, sidecar: Sidecar, variable: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        variable: str,
+        say: Callable[[str], None],
+        now_ns: Callable[[], int],
+    ) -> None:
         self._sidecar, self._variable, self._say = sidecar, variable, say
+        self._now_ns = now_ns
+        self._begun_ns = 0  # the sidecar
         self._child: _Child | None = None
         self._path: str | None = None  # of the first sidecar: the command knows no other
         self._retry_s = _FIRST_RETRY_S
@@ -74,10 +83,12 @@ class Parent:
             except OSError as error:
                 self._say(f"{command[0]}: {error.strerror}")
                 self._end_sidecar()
+                _forget_signals()
                 missing = isinstance(error, FileNotFoundError)
                 return EXIT_NOT_FOUND if missing else EXIT_NOT_EXECUTABLE
             code = self._wait(pid)
             self._end_sidecar()
+            _forget_signals()
             return code
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -126,7 +137,7 @@ class Parent:
             self._be_sidecar(held, told)
         os.close(told)
         os.close(held)
-        self._child = _Child(pid, lifeline)
+        self._child, self._begun_ns = _Child(pid, lifeline), self._now_ns()
         try:
             path = _read_line(ready)
         finally:
@@ -159,6 +170,8 @@ class Parent:
         assert self._child is not None
         os.close(self._child.lifeline)
         self._child = None
+        if self._now_ns() - self._begun_ns >= _HEALTHY_NS:
+            self._retry_s = _FIRST_RETRY_S
         self._say(
             f"the sidecar has ended (exit code {code}); the command goes on without it; it is "
             f"started again in {self._retry_s:g} s"
@@ -196,6 +209,13 @@ def _read_line(ready: int) -> str | None:
             return None
         said += part
     return said.decode().rstrip("\n")
+
+
+def _forget_signals() -> None:
+    """Those that came while the sidecar drained were for the command, which has ended: they must
+    not end this process once they are let in, with a code of their own."""
+    while signal.sigtimedwait(_HANDLED, 0) is not None:
+        pass
 
 
 def _code_of(status: int) -> int:

@@ -35,7 +35,9 @@ class Recording:
         self.pump = Pump(self.clock)
         self.pump.add_lane(self.lane)
         self.folder = folder
-        files = None if journal_folder is None else JournalFiles(journal_folder, capacity)
+        files = None
+        if journal_folder is not None:
+            files = JournalFiles(journal_folder, capacity, self.clock)
         self.recorder = FlightRecorder(
             self.clock,
             self.pump,

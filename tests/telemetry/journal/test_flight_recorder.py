@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.records import EngineDied
+from telemetry.facts.records import EngineDied, Fact
 from telemetry.journal.dumps import LEAST_INTERVAL_NS, DumpReason, DumpRefused, Dumps
 from telemetry.journal.in_use import in_use, is_in_use
 from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.journal_reader import open_journal, read_journal
+from tests.support.full_disk import files_up_to
 from tests.support.servers.recording import SECOND, Recording
 from tests.support.worlds.facts import (
     MS,
@@ -28,6 +29,7 @@ from tests.support.worlds.facts import (
     submitted,
     tokenized,
 )
+from tests.support.worlds.journal_facts import heavy_step
 
 
 def test_a_dump_holds_everything_up_to_now_and_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_a_folder_has_one_writer_and_the_next_run_reads_as_the_last(tmp_path: Pa
     folder = tmp_path / "journal"
     first = Recording(tmp_path, journal_folder=folder)
     with pytest.raises(FolderInUse):
-        JournalFiles(folder, 1 << 20)
+        JournalFiles(folder, 1 << 20, ManualClock())
     first.give(accepted("first"))
     first.tick(2 * SECOND)
     first.recorder.stop()
@@ -252,7 +254,16 @@ def test_a_folder_has_one_writer_and_the_next_run_reads_as_the_last(tmp_path: Pa
     assert ids == ["second"]
 
 
-def test_a_failing_disk_ends_the_journal_folder_and_not_the_recorder(tmp_path: Path) -> None:
+def record_steps(recording: Recording, first: int, count: int) -> list[Fact]:
+    """One a second."""
+    facts: list[Fact] = [heavy_step(number, 64) for number in range(first, first + count)]
+    for fact in facts:
+        recording.give(fact)
+        recording.tick(SECOND)
+    return facts
+
+
+def test_after_an_error_of_the_disk_the_journal_folder_is_written_on(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     recording = Recording(tmp_path / "dumps", journal_folder=folder)
     (folder / "lock").unlink()
@@ -260,8 +271,66 @@ def test_a_failing_disk_ends_the_journal_folder_and_not_the_recorder(tmp_path: P
     recording.give(accepted())
     recording.tick(2 * SECOND)
     recording.tick(2 * SECOND)
-
-    error = recording.recorder.stats().files_error
-    assert error is not None
-    assert "No such file" in error
+    failed = recording.recorder.stats()
     assert Path(recording.dump().path).exists()
+    recording.tick(2 * SECOND)
+    with pytest.raises(FolderInUse):
+        JournalFiles(folder, 1 << 20, ManualClock())
+    recording.recorder.stop()
+
+    assert failed.files_error is not None
+    assert "No such file" in failed.files_error
+    assert failed.files_errors == recording.recorder.stats().files_errors == 1
+    assert recording.recorder.stats().files_error == failed.files_error  # the last one is told
+    assert list(read_journal(folder)) == [accepted()]
+
+
+def test_a_full_disk_loses_nothing_that_memory_has_until_there_is_room(tmp_path: Path) -> None:
+    """A piece that was written in part is not read, and none is read twice."""
+    folder = tmp_path / "journal"
+    recording = Recording(tmp_path / "dumps", journal_folder=folder)
+    facts = record_steps(recording, 0, 40)
+    (file,) = folder.glob("*.journal")
+    with files_up_to(file.stat().st_size + 100):
+        facts += record_steps(recording, 40, 3)
+        errors = recording.recorder.stats().files_errors
+    facts += record_steps(recording, 43, 40)
+    recording.recorder.stop()
+    read = open_journal(folder)
+
+    assert errors >= 1
+    assert list(read.facts()) == facts
+    assert read.truncated is None
+    assert recording.recorder.stats().files_pieces_lost == 0
+
+
+def test_after_a_hole_another_run_begins_so_that_what_is_read_has_none(tmp_path: Path) -> None:
+    """The disk is away for longer than memory reaches back."""
+    folder, capacity = tmp_path / "journal", 1 << 16
+    recording = Recording(tmp_path / "dumps", capacity=capacity, journal_folder=folder)
+    facts = record_steps(recording, 0, 20)
+    away = folder.rename(tmp_path / "away")
+    folder.write_text("")  # in its place
+    facts += record_steps(recording, 20, 200)
+    folder.unlink()
+    away.rename(folder)
+    facts += record_steps(recording, 220, 100)
+    recording.recorder.stop()
+    stats, read = recording.recorder.stats(), list(open_journal(folder).facts())
+
+    assert stats.files_errors > 1
+    assert stats.files_pieces_lost > 0
+    assert read == facts[-len(read) :]
+    assert len(read) > 20
+
+
+def test_old_files_that_others_remove_meanwhile_are_no_error(tmp_path: Path) -> None:
+    """The name is in the list of the folder, and nothing is behind it."""
+    folder = tmp_path / "journal"
+    recording = Recording(tmp_path / "dumps", journal_folder=folder)
+    (folder / "19990101T000000Z-1-000000.journal").symlink_to("gone")
+    facts = record_steps(recording, 0, 3)
+    recording.recorder.stop()
+
+    assert recording.recorder.stats().files_errors == 0
+    assert list(read_journal(folder)) == facts

@@ -16,15 +16,34 @@ from telemetry.facts.engine_records import (
     EngineStarted,
     SequenceAdmitted,
     SequencePaused,
+    SequenceQueued,
     SequenceResumed,
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.records import EngineDied, Fact, RequestAccepted, SequenceSubmitted, fact_ns
+from telemetry.facts.fleet.kv_transfer_records import (
+    KvAdmitted,
+    KvFault,
+    KvLost,
+    KvReserved,
+    KvSealed,
+    RemoteParts,
+)
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.records import (
+    EngineDied,
+    Fact,
+    FactsLost,
+    RequestAccepted,
+    SequenceSubmitted,
+    fact_ns,
+)
 from telemetry.journal.journal import CAPACITY_BYTES, Journal
 from telemetry.journal.journal_reader import (
     open_journal,
 )
+from telemetry.journal.replay import Replay
+from telemetry.requests.kv_accounts import KvAccounts
 from tests.support.servers.served import facts_of, served, started
 from tests.support.worlds.facts import (
     MS,
@@ -196,6 +215,53 @@ def test_a_pause_that_goes_on_is_carried_and_one_that_is_over_is_not(tmp_path: P
     read = open_journal(saved(tmp_path / "j", journal.frames("request")))
 
     assert [f for f in read.carried if isinstance(f, SequencePaused)] == [paused]
+
+
+def receiving(request_id: str, seq_id: int) -> list[Fact]:
+    """Its KV is to come from another engine, and blocks are reserved for it. The engine's facts are
+    here before it is said whose sequence it is."""
+    *others, sent, _ = request(request_id, seq_id, at=1)
+    waits = SequenceQueued(seq_id, 1 * MS, 0, 9, 4, "", receives_kv=seq_id)
+    return [*others, waits, KvReserved(seq_id, 2 * MS, 0, seq_id, 3, 0), sent]
+
+
+def test_a_kv_transfer_that_goes_on_is_carried_and_one_that_is_over_is_not(
+    tmp_path: Path,
+) -> None:
+    """Cut in its middle, it can be read, and has its whole account."""
+    journal, clock = small()
+    sealed = [KvSealed(n, 3 * MS, n, 3, 300, RemoteParts(1, 2, 3, 4)) for n in (1, 2)]
+    journal.on_facts([*receiving("open", 1), *receiving("in batch", 2), *receiving("local", 3)])
+    journal.on_facts([*sealed, KvAdmitted(2, 4 * MS, 0, 2)])
+    journal.on_facts([SequenceAdmitted(2, 5 * MS, 1, 9, 0, 0, 0, 9)])
+    journal.on_facts([KvLost(3, 5 * MS, 0, 3, KvFault.LEASE)])
+    turn_over(journal, clock)
+    taken, placed = (
+        KvAdmitted(1, 40_000 * MS, 0, 1),
+        SequenceAdmitted(1, 40_001 * MS, 9, 9, 0, 0, 0, 9),
+    )
+    journal.on_facts([taken, placed])
+    read = open_journal(saved(tmp_path / "j", journal.frames("request")))
+    fold = KvAccounts()
+    accounts = [one for fact in read.facts() if (one := fold.take(fact)) is not None]
+
+    carried = [fact for fact in read.carried if isinstance(fact, KvReserved | KvSealed)]
+    assert carried == [KvReserved(1, 2 * MS, 0, 1, 3, 0), sealed[0]]
+    assert [(one.seq_id, one.bytes, one.elapsed_ns) for one in accounts] == [(1, 300, 40_000 * MS)]
+    assert Replay(read).cut == {"open", "in batch", "local"}
+
+
+def test_of_a_kv_transfer_nothing_is_carried_over_a_gap_in_the_facts_of_its_engine(
+    tmp_path: Path,
+) -> None:
+    """Its end may be in the gap."""
+    journal, clock = small()
+    journal.on_facts([*receiving("open", 1), FactsLost(3 * MS, FactSource.ENGINE, 9)])
+    turn_over(journal, clock)
+    read = open_journal(saved(tmp_path / "j", journal.frames("request")))
+
+    assert not [fact for fact in read.carried if isinstance(fact, KvReserved)]
+    assert [fact.seq_id for fact in read.carried if isinstance(fact, SequenceQueued)] == [1]
 
 
 def test_a_request_is_carried_until_its_last_sequence_has_ended(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -190,3 +191,18 @@ def test_a_short_request_that_ends_while_lanes_are_drained_is_not_lost() -> None
     pump.run_once()
 
     assert b'"outcome":"finished"' in (store.get("r1", fold, 0) or b"")
+
+
+def test_ends_of_requests_are_kept_no_longer_where_there_are_no_steps() -> None:
+    """As in a gateway of engines elsewhere, whose snapshot nobody asks for."""
+    window = WindowFold(Histograms())
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            window.on_facts((request_ended(at=100 * number),))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept_bytes < 100_000
+    assert window.snapshot(19_999 * 100 * MS).requests_per_s == pytest.approx(10, rel=0.02)

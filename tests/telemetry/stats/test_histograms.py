@@ -197,6 +197,21 @@ def test_tenants_and_classes_from_headers_cannot_grow_without_bound() -> None:
     assert 0 < histograms.overflowed < 3000
 
 
+def test_a_tenant_that_is_called_other_is_no_overflow() -> None:
+    """Beside those that are counted under that name for want of room."""
+    histograms = Histograms(ClassBook(max_tenants=2))
+    for tenant, count in ((OTHER, 5), ("a", 3), ("b", 2), ("c", 1), (OTHER, 4)):
+        for _ in range(count):
+            workload = workload_class("", tenant, 10, 0)
+            histograms.on_measured(Measured(Measure.ITL, MS, 0, workload))
+        if tenant == "a":
+            assert histograms.overflowed == 0
+
+    assert histograms.overflowed == 2 + 1
+    assert histograms.overall(Measure.ITL).count == 15
+    assert {cell.tenant for _, cell in histograms.cells} == {OTHER, "a"}
+
+
 def test_a_class_keeps_its_labels() -> None:
     """Else a counter would fall."""
     book = ClassBook(max_cells=4, max_tenants=2)

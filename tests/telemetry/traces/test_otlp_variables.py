@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.composition.metrics_wiring import build_pusher
 from service.composition.tracing_wiring import build_exporter
 from service.config.settings import (
     ConfigError,
@@ -18,6 +19,14 @@ from telemetry.facts.clock import MonotonicClock
 from telemetry.requests.slo_policy import policy_of
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver
 from tests.support.servers.otlp_thread import TREE, WIRES, both, dropped, exporting, offer
+from tests.support.worlds.metrics_world import MetricsWorld
+
+WRONG = r"^(the OTLP|an OTEL_EXPORTER_OTLP)"
+
+
+def config_of(tracing: TracingConfig) -> ServeConfig:
+    model = ModelRef(kind=ModelKind.DUMMY, path="", name="")
+    return ServeConfig(engine=EngineConfig(model=model), gateway=GatewayConfig(), tracing=tracing)
 
 
 @both
@@ -68,14 +77,42 @@ def test_a_variable_that_cannot_work_stops_the_start(
 ) -> None:
     """The exporters would log it and go on without a certificate."""
     monkeypatch.setenv(variable, value)
-    model = ModelRef(kind=ModelKind.DUMMY, path="", name="")
-    config = ServeConfig(
-        engine=EngineConfig(model=model),
-        gateway=GatewayConfig(),
-        tracing=TracingConfig(endpoint="https://localhost:4317", protocol=WIRES["grpc"]),
-    )
+    config = config_of(TracingConfig(endpoint="https://localhost:4317", protocol=WIRES["grpc"]))
 
-    with pytest.raises(ConfigError, match=r"^(the OTLP|an OTEL_EXPORTER_OTLP)"):
+    with pytest.raises(ConfigError, match=WRONG):
         build_exporter(
             config, MonotonicClock(), 0, policy_of(None), lambda _: False, lambda a, b: ()
         )
+
+
+@both
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CERTIFICATE", "/nowhere/ca.pem"),
+        ("CLIENT_CERTIFICATE", "/nowhere/cert.pem"),
+        ("TIMEOUT", "10s"),
+    ],
+)
+def test_a_variable_of_metrics_that_cannot_work_stops_the_start_too(
+    variable: str, value: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over either protocol, and in one line."""
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_METRICS_{variable}", value)
+    wire = WIRES[protocol]
+    config = config_of(TracingConfig(endpoint="https://localhost:4317", protocol=wire))
+
+    with pytest.raises(ConfigError, match=WRONG):
+        build_pusher(config, MonotonicClock(), MetricsWorld().metrics)
+
+
+@pytest.mark.parametrize("endpoint", ["http://user:never/shown@host:4318", "https://[never"])
+def test_an_endpoint_of_metrics_that_is_no_url_stops_the_start(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not quoted: it may have a login."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
+
+    with pytest.raises(ConfigError, match=WRONG) as caught:
+        build_pusher(config_of(TracingConfig()), MonotonicClock(), MetricsWorld().metrics)
+    assert "never" not in str(caught.value)
