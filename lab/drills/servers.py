@@ -26,6 +26,8 @@ _STOP_WITHIN_S = 15.0
 _POLL_S = 0.05
 _ANSWER_WITHIN_S = 30.0
 _CLIENT_NICE = 5
+_KEYS = ("PHASESCOPE_API_KEY", "PHASESCOPE_DEBUG_KEY")
+"""Variables that a drill's server does not get: what asks it knows no key."""
 JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 TERMINATED = 128 + signal.SIGTERM
 
@@ -179,13 +181,14 @@ class DrillServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self.port)]
         own = ["--dump-dir", str(self.folder / "dumps"), "--drain-timeout", "0.5"]
+        inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *own, *self.flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._env},
+                env={**inherited, **self._env},
                 start_new_session=True,
             )
 

@@ -24,6 +24,7 @@ from lab.load.workload.lengths import longest
 from lab.load.workload.prompts import Prompt, PromptMaker, request_body
 from service.config.settings import ConfigError
 from telemetry.facts.clock import Clock
+from telemetry.facts.credentials import bearer
 
 _PROBE_TOKENS = 288  # two blocks of the largest usual size and a little
 _ID_RANGES = ((200, 32_000), (10, 256))  # of usual vocabularies, and of bytes
@@ -76,8 +77,7 @@ async def prepare(spec: BenchSpec, pool: Pool, clock: Clock) -> Ready:
 
 def headers_of(spec: BenchSpec) -> dict[str, str]:
     """Headers of every request."""
-    key = {} if spec.api_key is None else {"authorization": f"Bearer {spec.api_key}"}
-    return {**key, **spec.headers}
+    return {**bearer(spec.api_key), **spec.headers}
 
 
 def generation_request(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from service.config.settings import ConfigError
+from telemetry.facts.credentials import KeyUnusable, bearer
 
 
 class Endpoint(StrEnum):
@@ -173,6 +174,10 @@ def validate(spec: BenchSpec) -> None:
     """Raise ConfigError, with what to write instead, if the spec cannot be run."""
     if not spec.classes:
         raise ConfigError("a bench needs at least one class")
+    try:
+        bearer(spec.api_key)
+    except KeyUnusable as error:
+        raise ConfigError(f"--api-key: {error}") from error
     names = [one.name for one in spec.classes]
     if len(set(names)) < len(names):
         raise ConfigError(f"class names must differ, got {', '.join(names)}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from service.cli.outputs import require_writable
 from service.cli.say import complain
+from service.cli.source import API_KEY, add_key
 from service.config.settings import ConfigError
+from telemetry.journal.whole_file import write_whole
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
@@ -44,11 +47,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model", help="model to request (default: the first that the server lists)"
     )
-    group.add_argument(
-        "--api-key",
-        default=os.environ.get("PHASESCOPE_API_KEY"),
-        help="sent as a bearer token (or PHASESCOPE_API_KEY)",
-    )
+    add_key(group, "--api-key", API_KEY, "sent as a bearer token")
     group.add_argument(
         "--endpoint", choices=("completions", "chat"), default="completions",
         help="/v1/completions (default) or /v1/chat/completions",
@@ -172,11 +171,10 @@ def _bench(args: argparse.Namespace) -> int:
     from lab.load.report import render
     from lab.load.run import run_bench
 
-    _check_folder_exists(args.json)
+    require_writable("--json", args.json)
     result = run_bench(spec_of(args), _print_progress)
-    _write_json(args.json, result)
-    _show(render(result))
-    if result.all_failed:
+    is_written = _tell(render(result), [(args.json, _as_json(result))])
+    if result.all_failed or not is_written:
         return _EXIT_FAILED
     return _EXIT_INTERRUPTED if result.partial else 0
 
@@ -188,8 +186,8 @@ def _sweep(args: argparse.Namespace) -> int:
 
     if args.users is not None or args.trace is not None:
         raise ConfigError("a sweep sets the arrivals itself: use --over, --from and --to")
-    _check_folder_exists(args.html)
-    _check_folder_exists(args.json)
+    require_writable("--html", args.html)
+    require_writable("--json", args.json)
     spec = SweepSpec(
         bench=spec_of(args),
         over=Over(args.over),
@@ -200,11 +198,11 @@ def _sweep(args: argparse.Namespace) -> int:
         least_requests=args.least_requests,
     )
     sweep = run_sweep(spec, _print_cell, _print_progress)
-    args.html.write_text(sweep_html(sweep), encoding="utf-8")
-    _write_json(args.json, sweep)
-    _show(render_sweep(sweep))
-    print(f"plot: {args.html}")
-    if all(cell.result.all_failed for cell in sweep.cells):
+    files = [(args.html, sweep_html(sweep).encode()), (args.json, _as_json(sweep))]
+    is_written = _tell(render_sweep(sweep), files)
+    if is_written:
+        print(f"plot: {args.html}")
+    if not is_written or all(cell.result.all_failed for cell in sweep.cells):
         return _EXIT_FAILED
     return _EXIT_INTERRUPTED if sweep.partial else 0
 
@@ -215,11 +213,31 @@ def _print_cell(cell: Any) -> None:
     print(f"{cell.value:g}: {met}", file=sys.stderr, flush=True)
 
 
-def _write_json(path: Path | None, result: Any) -> None:
+def _as_json(result: Any) -> bytes:
     import msgspec
 
-    if path is not None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    return msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"
+
+
+def _tell(drawn: Any, files: Sequence[tuple[Path | None, bytes]]) -> bool:
+    """Show the table and write the files, each whatever becomes of the others. False, with a
+    message, where one could not be written."""
+    done = True
+    try:
+        _show(drawn)
+    finally:  # also when nobody reads the table
+        for path, data in files:
+            done = (path is None or _is_written(path, data)) and done
+    return done
+
+
+def _is_written(path: Path, data: bytes) -> bool:
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        complain(f"{path}: {error.strerror}; the result is only in the table")
+        return False
+    return True
 
 
 def _show(drawn: Any) -> None:
@@ -284,12 +302,6 @@ def _print_progress(progress: Any) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _check_folder_exists(path: Path | None) -> None:
-    """Before the run, so that the result of a long one is not lost at its end."""
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: the folder does not exist")
 
 
 def _warmup(text: str) -> tuple[int, float]:

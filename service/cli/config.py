@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "from",
         description="Takes all flags of serve, the same environment and the same config file. "
         "Prints each value that is in force and where it came from, as a TOML file that --config "
-        "takes. Keys are never printed. The model is not loaded.",
+        "takes. Keys and logins are never printed. The model is not loaded.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON", default=argparse.SUPPRESS)
     add_settings(parser)
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(resolution: Resolution) -> dict[str, Any]:
-    """All settings as JSON; the value of a secret is shown as "set" or null."""
+    """All settings as JSON; the value of a secret is shown as "set" or null, a URL without its
+    login."""
     return {
         "config_file": resolution.config_file,
         "unknown_variables": list(resolution.unknown_variables),
@@ -73,6 +74,8 @@ def as_toml(resolution: Resolution) -> Iterator[str]:
             yield f"# {key} is not set: {one.setting.details.unset}"
         elif one.setting.details.secret:
             yield f"{f'# {key} is set':<{_COLUMN}}  # {one}"
+        elif (shown := one.setting.shown(one.value)) != one.value:
+            yield f"{f'# {key} is set, less its login: {shown}':<{_COLUMN}}  # {one}"
         else:
             yield f"{f'{key} = {_literal(one.setting, one.value)}':<{_COLUMN}}  # {_comment(one)}"
 
@@ -86,7 +89,7 @@ def _comment(one: InForce) -> str:
 def _public(one: InForce) -> Any:
     if one.setting.details.secret:
         return None if one.value is None else "set"
-    return one.value
+    return one.setting.shown(one.value)
 
 
 def _literal(setting: Setting, value: Any) -> str:

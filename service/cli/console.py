@@ -34,10 +34,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--port must be from 1 to 65535, not {args.port}")
     require_console()
     from dashboards.console.web.app import run_console
+    from dashboards.console.web.listener import CannotListen
     from dashboards.monitor.client import Client
 
-    return run_console(Client(args.url, args.debug_key), args.host, args.port, _say,
-                       args.with_parent)  # fmt: skip
+    client = Client(args.url, args.debug_key)
+    try:
+        return run_console(client, args.host, args.port, _say, args.with_parent)
+    except CannotListen as error:
+        raise ConfigError(str(error)) from error
 
 
 def require_console() -> None:

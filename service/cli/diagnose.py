@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.diagnose_flags import check_flags, flag_of
 from service.cli.diagnose_settings import (
     Progress,
     encoded_settings,
@@ -126,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         return run_imported(args)
     if len(args.sources) > 1:
         return _fleet(args)
+    check_flags(args)
     (args.source,) = args.sources or [DEFAULT_URL]
     try:
         if args.save_baseline is not None:
@@ -162,7 +164,7 @@ def _fleet(args: argparse.Namespace) -> int:
 
     given = [name for name in _OF_ONE if getattr(args, name)]
     if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        flags = ", ".join(map(flag_of, given))
         raise ConfigError(
             f"{flags} goes with one server or dump, and {len(args.sources)} are given"
         )
@@ -205,7 +207,7 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
     seconds = diagnosis.window_ns / 1e9
     if diagnosis.verdict == "indeterminate":
         say(f"indeterminate: {diagnosis.why}")
-    if not diagnosis.findings and diagnosis.fleet is None:
+    elif not diagnosis.findings and diagnosis.fleet is None:
         say(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     if diagnosis.reference == "nothing":
         say(f"what is usual for this {diagnosis.engine} is not known yet: no delay is judged")

@@ -23,9 +23,10 @@ from service.cli import (
 from service.cli.internal import engine as engine_process
 from service.cli.internal import gateway
 from service.cli.operator import attach, export, fleet, limits, mcp, node, profile, report
-from service.cli.say import complain
+from service.cli.say import complain, in_one_line
 from service.config.settings import ConfigError
 
+EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
@@ -71,14 +72,26 @@ def main(argv: list[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # as in `phasescope config | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return EXIT_PIPE
     except ConfigError as error:
         complain(error)
         return serve.EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        complain(in_one_line(error))
+        try:
+            sys.stdout.flush()
+        except OSError:  # of a full disk
+            _give_up_output()
+        return EXIT_FAILED
     return code
+
+
+def _give_up_output() -> None:
+    """What cannot be written would be tried again, and be an error again, at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="the class whose targets apply (default: the policy's default class)",
     )
     parser.add_argument(
-        "--slo-file", metavar="FILE", help="the SLO classes, if not the default ones"
+        "--slo-file", metavar="FILE", help="the SLO classes, if not those of the server"
     )
     parser.add_argument(
         "--memory",
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.source import journal_of
     from diagnosis.root_cause.capacity import Workload, plan_capacity
+    from diagnosis.verdicts.offline import policy_for
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
     from telemetry.requests.slo_policy import SloFileError, policy_of
@@ -94,10 +95,11 @@ def run(args: argparse.Namespace) -> int:
         slo_class=args.slo_class,
     )
     try:
-        policy = policy_of(args.slo_file)
-        if policy.is_unknown(args.slo_class):
-            raise ConfigError(f"--slo-class: one of {', '.join(policy.classes)}")
+        stated = policy_of(args.slo_file) if args.slo_file else None
         with journal_of(args.source, args.debug_key) as journal:
+            policy = policy_for(journal, stated)
+            if policy.is_unknown(args.slo_class):
+                raise ConfigError(f"--slo-class: one of {', '.join(policy.classes)}")
             plan = plan_capacity(
                 journal,
                 workload,

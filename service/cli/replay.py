@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from telemetry.requests.slo_policy import SloPolicy
 
 T = TypeVar("T")
+_NOT_EXACT = {  # by the attribute of the parser
+    "changes": "--set", "noise": "--noise", "seed": "--seed", "cost_from": "--cost-from",
+    "slo_file": "--slo-file", "output": "--output",
+}  # fmt: skip
 _SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("queue", "queue"))
 
 
@@ -55,11 +59,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "drawn from the recorded; stolen CPU time stays as recorded (default recorded; drawn with "
         "--cost-from)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of drawn noise (default 0)")
+    parser.add_argument("--seed", type=int, help="seed of drawn noise (default 0)")
     parser.add_argument(
         "--cost-from", metavar="JOURNAL", help="fit the cost of steps to this journal instead"
     )
-    parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
+    parser.add_argument(
+        "--slo-file", metavar="FILE", help="the SLO classes, if not those of the server"
+    )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the replayed run as a journal"
     )
@@ -85,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from service.cli.operator.replay_vllm import replay_on_vllm
     from telemetry.journal.journal_reader import JournalError
 
+    _check_exact(args)
     gc.disable()  # all facts are kept to the end, and none is in a cycle
     try:
         with journal_of(args.source, args.debug_key) as journal:
@@ -102,6 +109,17 @@ def run(args: argparse.Namespace) -> int:
         gc.enable()
 
 
+def _check_exact(args: argparse.Namespace) -> None:
+    """It repeats what is recorded, and nothing else. Raises ConfigError."""
+    if args.exact and (given := given_of(args, _NOT_EXACT)):
+        raise ConfigError(f"{given} goes without --exact, which changes and writes nothing")
+
+
+def given_of(args: argparse.Namespace, flags: Mapping[str, str]) -> str:
+    """Those that were given, of flags by the attribute of the parser; empty where none was."""
+    return ", ".join(flag for name, flag in flags.items() if getattr(args, name) not in (None, []))
+
+
 def _exact(args: argparse.Namespace, journal: Journal) -> int:
     """0 when every decision was repeated, 1 when one was not."""
     from diagnosis.root_cause.whatif import identities_of
@@ -116,7 +134,7 @@ def _replay(args: argparse.Namespace, journal: Journal) -> int:
     from diagnosis.root_cause.whatif import NoiseKind, replay_journal
 
     clock = MonotonicClock()
-    policy = stated_policy(args.slo_file)
+    policy = stated_policy(args.slo_file, journal)
     noise = args.noise or ("recorded" if args.cost_from is None else "drawn")
     with ExitStack() as stack:
         other = None
@@ -128,7 +146,7 @@ def _replay(args: argparse.Namespace, journal: Journal) -> int:
             args.changes,
             other,
             NoiseKind(noise),
-            args.seed,
+            args.seed or 0,
             policy,
             lambda what: print(f"  {what} ...", file=sys.stderr),
         )
@@ -138,12 +156,13 @@ def _replay(args: argparse.Namespace, journal: Journal) -> int:
     return 0
 
 
-def stated_policy(path: str | None) -> SloPolicy:
-    """Of `--slo-file`. Raises ConfigError."""
+def stated_policy(path: str | None, journal: Journal) -> SloPolicy:
+    """Of `--slo-file`, else that of the server that wrote the journal. Raises ConfigError."""
+    from diagnosis.verdicts.offline import policy_for
     from telemetry.requests.slo_policy import SloFileError, policy_of
 
     try:
-        return policy_of(path)
+        return policy_for(journal, policy_of(path) if path else None)
     except SloFileError as error:
         raise ConfigError(str(error)) from error
 

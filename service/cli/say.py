@@ -13,6 +13,12 @@ def say(*lines: str) -> None:
         print(printable(line))
 
 
+def in_one_line(error: OSError) -> str:
+    """The file, where it is known, and what is wrong."""
+    said = error.strerror or str(error) or type(error).__name__
+    return said if error.filename is None else f"{error.filename}: {said}"
+
+
 def complain(said: object) -> None:
     """One line on standard error."""
     print(f"phasescope: {printable(str(said))}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from service.cli.say import complain, say
@@ -33,12 +34,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
-    from dashboards.source import is_url, journal_of
+    from dashboards.source import journal_of
     from dashboards.timeline.build import write_timeline
     from telemetry.journal.journal_reader import JournalError
 
-    name = "phasescope" if is_url(args.source) else Path(args.source).name.split(".")[0]
-    output = args.output or Path(f"{name}.json.gz")
+    output = args.output or _named_as(args.source)
     try:
         with journal_of(args.source, args.debug_key) as journal:
             drawn = write_timeline(journal, output, int(args.late_ms * 1e6))
@@ -56,3 +56,11 @@ def run(args: argparse.Namespace) -> int:
         f"{drawn.covered_ns / 1e9:.1f} s; open it at ui.perfetto.dev"
     )
     return 0
+
+
+def _named_as(source: str) -> Path:
+    """In this folder. `.` is named as the folder that it is, and no file is hidden."""
+    from dashboards.monitor.client import is_server
+
+    name = "" if is_server(source) else os.path.basename(os.path.abspath(source))
+    return Path(f"{name.lstrip('.').split('.')[0] or 'phasescope'}.json.gz")

@@ -1,7 +1,7 @@
 """The web console as a child process of the server.
 
 It is started once the server is ready, and ends when its standard input does: also after a kill of
-the server. The debug key goes to it in its environment, never in its arguments.
+the server. The server's key goes to it in its environment, never in its arguments.
 """
 
 from __future__ import annotations
@@ -52,5 +52,6 @@ class ConsoleProcess:
 
     def _environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if name != _KEY}
-        key = self._config.gateway.debug_key
+        gateway = self._config.gateway
+        key = gateway.debug_key or gateway.api_key  # where there is no debug key, changes need it
         return environment if key is None else {**environment, _KEY: key}

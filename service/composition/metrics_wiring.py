@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from service.composition.tracing_wiring import otlp_errors
 from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
+from telemetry.facts.credentials import shown_url
 from telemetry.metrics.exemplars import ExemplarStore, Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.gen_ai import GenAiFold
@@ -53,21 +55,22 @@ def build_metrics(
 
 
 def build_pusher(config: ObserverConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
-    """None when metrics are not exported."""
+    """None when metrics are not exported. Raises ConfigError."""
     tracing = config.tracing
     if not config.metrics.otlp:
         return None
     if asked_target(tracing.endpoint, "metrics") is None:
         return None
-    settings = wire_settings(tracing.endpoint, tracing.protocol, "metrics")
-    return MetricPusher(
-        metrics.families,
-        Exporter(settings),
-        clock,
-        service_resource(tracing.service_name),
-        settings.endpoint,
-        metric_interval_s(),
-    )
+    with otlp_errors():
+        settings = wire_settings(tracing.endpoint, tracing.protocol, "metrics")
+        return MetricPusher(
+            metrics.families,
+            Exporter(settings),
+            clock,
+            service_resource(tracing.service_name),
+            shown_url(settings.endpoint),
+            metric_interval_s(),
+        )
 
 
 def push_counts(pusher: MetricPusher | None) -> tuple[int, int, int] | None:

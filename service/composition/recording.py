@@ -33,7 +33,7 @@ def build_recorder(
     files: JournalFiles | None = None
     if config.journal_dir is not None:
         try:
-            files = JournalFiles(Path(config.journal_dir), config.journal_bytes)
+            files = JournalFiles(Path(config.journal_dir), config.journal_bytes, clock)
         except FolderInUse as error:
             raise ConfigError(f"--journal-dir {error}") from error
         except OSError as error:
@@ -68,7 +68,7 @@ def record_failed_start(config: RecorderConfig, clock: Clock, detail: str) -> No
     journal.on_facts([EngineDied(at_ns=clock.now_ns(), exit_code=None, detail=detail, restart=0)])
     journal.seal()
     with contextlib.suppress(OSError, FolderInUse):
-        files = JournalFiles(Path(config.journal_dir), config.journal_bytes)
+        files = JournalFiles(Path(config.journal_dir), config.journal_bytes, clock)
         files.write(journal)
         files.close()
 

@@ -74,11 +74,11 @@ async def _serve(
     """The engine process loads the model; the tokenizer is read at the same time."""
     dump_on_signal(None)  # until there is a recorder
     gateway_lane, engine_lane = Lane(source=FactSource.GATEWAY), EngineLane(clock)
-    engine_client = EngineClient(engine_lane, say)
-    deadline_s = config.gateway.engine_deadline_s
+    engine_client = _engine_client(config, engine_lane, say)
     supervisor = Supervisor(
-        engine_client, config.engine, clock, gateway_lane, first, deadline_s, sockets.engine
-    )
+        engine_client, config.engine, clock, gateway_lane, first,
+        config.gateway.engine_deadline_s, sockets.engine,
+    )  # fmt: skip
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
         tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, clock)
@@ -123,6 +123,13 @@ async def _serve(
     finally:
         await end_engine(supervisor, engine)
     await engine
+
+
+def _engine_client(config: ServeConfig, lane: EngineLane, say: Say) -> EngineClient:
+    """It knows the adapters that the engine will have."""
+    client = EngineClient(lane, say)
+    client.adapters.await_start(config.engine.named_loras)
+    return client
 
 
 async def _run(

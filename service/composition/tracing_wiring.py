@@ -1,9 +1,10 @@
-"""Builds the exporter of spans as the settings want it."""
+"""Builds the exporter of spans as the settings want it, and says what of OTLP cannot work."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from service.config.settings import ANY_ADDRESS, ConfigError, ObserverConfig
 from telemetry.facts.base import SpanEvents
@@ -36,7 +37,7 @@ def build_exporter(
     host = config.gateway.http.uds or config.gateway.host
     address = socket.gethostname() if host in ANY_ADDRESS else host
     policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
-    try:
+    with otlp_errors():
         return exporter_from_config(
             tracing.endpoint,
             tracing.protocol,
@@ -46,10 +47,19 @@ def build_exporter(
             (address, port or None),
             span_events,
         )
+
+
+@contextmanager
+def otlp_errors() -> Iterator[None]:
+    """What an exporter of spans or metrics cannot be made of, as a ConfigError."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"an OTEL_EXPORTER_OTLP_* variable is wrong: {error}") from error
+        raise ConfigError(
+            f"an OTEL_EXPORTER_OTLP_* variable or --otlp-endpoint is wrong: {error}"
+        ) from error
 
 
 def tracing_view(exporter: SpanExporterThread | None) -> TracingView:

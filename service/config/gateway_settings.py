@@ -82,7 +82,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--api-key",
             Group.HTTP,
             "key that /v1/* asks for, and what other servers have outside it (/tokenize, "
-            "/detokenize, /server_info, /model_info, /loads)",
+            "/detokenize, /server_info, /model_info, /loads); without a --debug-key also what "
+            "changes something under /debug/",
             unset="they are open",
             secret=True,
         ),
@@ -191,7 +192,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--debug-key",
             Group.HTTP,
             "key that /debug/*, /metrics, and loading and unloading of adapters ask for",
-            unset="/debug/* and /metrics are open, adapters ask for --api-key",
+            unset="/debug/* and /metrics can be read by all; changes, and adapters, ask for "
+            "--api-key",
             secret=True,
         ),
     ] = None

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from service.config.sizes import format_bytes, parse_bytes
+from telemetry.facts.credentials import KeyUnusable, shown_url, usable_key
 
 _WORDS = {"on": True, "true": True, "yes": True, "1": True}
 _WORDS |= {"off": False, "false": False, "no": False, "0": False}
@@ -109,9 +110,10 @@ class Details:
 
     `unset` says what applies while the value is None, `unset_word` is how None is written.
     `gpu` and `large_gpu` are the defaults where a GPU computes, and where it has 70 GiB or
-    more. `hint` ends the line that refuses a value. A `secret` is never shown. `lower` folds
-    text to lower case. A bool with `word` takes `on` or `off` after its flag; any other is a
-    pair of flags, `--x` and `--no-x`.
+    more. `hint` ends the line that refuses a value. A `secret` is never shown, and is a key
+    that a header can carry; a `url` is shown without its login. `lower` folds text to lower
+    case. A bool with `word` takes `on` or `off` after its flag; any other is a pair of flags,
+    `--x` and `--no-x`.
     """
 
     flag: str
@@ -126,6 +128,7 @@ class Details:
     large_gpu: int | None = None
     hint: str = ""
     secret: bool = False
+    url: bool = False
     lower: bool = False
     word: bool = False
 
@@ -194,6 +197,8 @@ class Setting:
         """What stands for the value in `--help`."""
         if self.details.metavar is not None:
             return self.details.metavar
+        if self.details.url:
+            return "URL"
         if self.kind is bool:
             return "{on,off}"
         if self.choices:
@@ -225,6 +230,8 @@ class Setting:
             raise ConfigError(self._problem(value, where)) from None
         if isinstance(found, float) and not math.isfinite(found):
             raise ConfigError(self._problem(value, where))
+        if self.details.secret and isinstance(found, str):
+            return _key(found, where)
         if not self.details.lower:
             return found
         return tuple(one.lower() for one in found) if self.is_list else found.lower()
@@ -240,6 +247,10 @@ class Setting:
         if self.is_size:
             return format_bytes(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def shown(self, value: Any) -> Any:
+        """For people who may not know a login."""
+        return shown_url(value) if self.details.url and isinstance(value, str) else value
 
     def _read(self, text: str) -> Any:
         """Raises ValueError."""
@@ -294,6 +305,13 @@ class Setting:
 
     def _bound(self, number: float) -> str:
         return format_bytes(int(number)) if self.is_size else f"{number:g}"
+
+
+def _key(text: str, where: str) -> str:
+    try:
+        return usable_key(text)
+    except KeyUnusable as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 @cache

@@ -39,7 +39,7 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--otlp-endpoint",
             Group.TRACING,
             "OTLP receiver of the spans, as in http://localhost:4317",
-            metavar="URL",
+            url=True,
             unset="the OTEL_EXPORTER_OTLP_* variables decide",
         ),
     ] = None
@@ -292,7 +292,7 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):
             "compare with this file, which `phasescope diagnose --save-baseline` wrote while a "
             "server was well; a server with a wrong configuration cannot know it otherwise",
             metavar="FILE",
-            unset="the server's own last minute",
+            unset="the server's own last forty seconds",
         ),
     ] = None
     vllm_names: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.config.setting import ConfigError
+from telemetry.facts.credentials import KeyUnusable, usable_key
 
 _PRIORITIES = range(-100, 101)
 
@@ -39,6 +40,10 @@ def read_tenant_keys(path: str | None) -> TenantKeys:
                 f"--tenant-keys {path}:{number}: expected 'TENANT KEY [BEST-PRIORITY]', "
                 "each key once"
             )
+        try:
+            usable_key(words[1])
+        except KeyUnusable as error:
+            raise ConfigError(f"--tenant-keys {path}:{number}: {error}") from error
         found.tenants[words[1]] = words[0]
         if len(words) == 3:
             found.priorities[words[1]] = _priority(words[2], f"--tenant-keys {path}:{number}")

@@ -30,12 +30,14 @@ class Health:
 
     `hung_ns` is how long the engine has made no progress, None while it is healthy or there is no
     engine. `heartbeat_age_ns` is None when there is no engine. `hangs` counts the hangs since the
-    gateway started.
+    gateway started. `given_up_pid` is the process id of the last engine that was killed and kept
+    its sockets open, 0 if there was none.
     """
 
     hung_ns: int | None = None
     heartbeat_age_ns: int | None = None
     hangs: int = 0
+    given_up_pid: int = 0
 
 
 class EngineHealth(Protocol):

@@ -146,6 +146,14 @@ def test_wrong_settings_are_refused_as_by_serve(
     assert lines[0].count("\n") == 1
 
 
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        process = spawn("config", stdout=full, stderr=subprocess.PIPE)
+        _, said = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (1, b"phasescope: No space left on device\n")
+
+
 def test_a_closed_output_pipe_gives_no_traceback() -> None:
     process = spawn("config", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

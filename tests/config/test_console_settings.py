@@ -43,15 +43,16 @@ def test_without_its_library_the_command_says_what_to_install(
         require_console()
 
 
+@pytest.mark.parametrize("flag", ["--debug-key", "--api-key"])
 def test_the_process_gets_the_key_in_its_environment_and_ends_with_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
     """The interpreter is replaced by one that writes down what it was given."""
     stand_in, seen = tmp_path / "python", tmp_path / "seen"
     stand_in.write_text(f'#!/bin/sh\nprintf "%s|" "$@" "$PHASESCOPE_DEBUG_KEY" > {seen}\ncat\n')
     stand_in.chmod(0o700)
     monkeypatch.setattr(sys, "executable", os.fspath(stand_in))
-    console = ConsoleProcess(config_of("--console", "--debug-key", KEY, "--host", "0.0.0.0"), 8123)
+    console = ConsoleProcess(config_of("--console", flag, KEY, "--host", "0.0.0.0"), 8123)
 
     console.start()
     console.stop()

@@ -31,6 +31,7 @@ from lab.load.spec import (
 )
 from lab.load.sweep import SweepResult
 from service.cli.main import main
+from service.cli.outputs import require_writable
 from tests.support.servers.server import Server, eventually, spawn
 
 KEY = "bench-key"
@@ -218,6 +219,7 @@ def test_an_interrupt_prints_what_there_is_and_says_that_it_is_partial(
         (("--extra-body", '{"nonsense": 1}'), "nonsense"),
         (("--warmup", "much"), "5s"),
         (("--json", "/nowhere/result.json"), "folder"),
+        (("--json", "/"), "it is a folder"),
         (("--sweep",), "--over"),
     ],
 )
@@ -229,6 +231,55 @@ def test_wrong_inputs_are_one_line_that_says_what_to_do(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert word in said[0]
+
+
+def test_a_result_that_cannot_be_written_is_shown(
+    live: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file beside it is written nevertheless, and the exit status says that one is missing."""
+    page = tmp_path / "sweep.html"
+    words = ("--users", "1", "--requests", "1", "--lengths", "8/2", "--json", "/dev/full")
+    code = bench(live.url, *words)
+    one = capsys.readouterr()
+    swept = bench(
+        live.url, "--sweep", "--over", "users", "--from", "1", "--to", "1", "--requests", "2",
+        "--lengths", "8/2", "--slo", "e2e_ms=60000", "--html", str(page), "--json", "/dev/full",
+    )  # fmt: skip
+    several = capsys.readouterr()
+
+    assert (code, swept) == (1, 1)
+    said = "/dev/full: No space left on device; the result is only in the table"
+    for shown in (one, several):
+        assert shown.err.splitlines()[-1] == f"phasescope: {said}"
+        assert len(shown.out.splitlines()) > 3
+    assert "<svg" in page.read_text()
+
+
+def test_a_folder_that_takes_no_file_is_found_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sweep.html` goes into the working directory unless another file is named."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert bench("http://127.0.0.1:1", "--sweep", "--duration", "1") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("phasescope: --html sweep.html: No such file")
+    assert said.count("\n") == 1
+
+
+def test_to_try_a_file_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old, link, new = tmp_path / "old.json", tmp_path / "link.json", tmp_path / "new.json"
+    old.write_bytes(b"of the last run")
+    link.symlink_to(old)
+    for path in (old, link, new, Path("/dev/full"), None):
+        require_writable("--json", path)
+
+    assert old.read_bytes() == b"of the last run"
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "old.json"]
 
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,11 +44,13 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         return _alone(config)
     from service.composition.attached.parent import Parent
+    from telemetry.facts.clock import MonotonicClock
 
     def sidecar(held: int, announce: Callable[[str, str], None]) -> int:
         return _observe(config, lambda path, address: announce(str(path), address), held)
 
-    return Parent(sidecar, ATTACH_VARIABLE, _print_line).run(command, os.environ)
+    parent = Parent(sidecar, ATTACH_VARIABLE, _print_line, MonotonicClock().now_ns)
+    return parent.run(command, os.environ)
 
 
 def _alone(config: AttachedConfig) -> int:

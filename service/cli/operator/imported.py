@@ -66,6 +66,7 @@ def run_imported(args: argparse.Namespace) -> int:
 
 def _diagnosed(args: argparse.Namespace) -> ImportedDiagnosis:
     """Raises NotImportable, ConfigError."""
+    from dashboards.monitor.client import is_server, server_url
     from diagnosis.importers.kinds import Kind
     from diagnosis.importers.registry import diagnose_files, diagnose_vllm
 
@@ -73,7 +74,7 @@ def _diagnosed(args: argparse.Namespace) -> ImportedDiagnosis:
     _refuse_flags_of_ours(args)
     if not args.sources:
         raise ConfigError(f"--from {kind.value} needs the files to read as SOURCE")
-    urls = [source for source in args.sources if source.startswith(("http://", "https://"))]
+    urls = [server_url(source) for source in args.sources if is_server(source)]
     if not urls:
         paths = [Path(source) for source in args.sources]
         return diagnose_files(kind, paths, Ticker(clock), given)

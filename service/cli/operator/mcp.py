@@ -8,11 +8,9 @@ import os
 from pathlib import Path
 
 from service.cli.say import complain
-from service.cli.source import DEFAULT_URL
+from service.cli.source import DEBUG_KEY, DEFAULT_URL, key_of
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
-
-_VARIABLE = "PHASESCOPE_DEBUG_KEY"
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,7 +18,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "mcp",
         help="let an agent ask a server what is wrong, by the Model Context Protocol",
         description="Serves read-only tools over the debug routes of a server, on standard input "
-        f"and output. The debug key comes from {_VARIABLE} or a file: what an agent's "
+        f"and output. The debug key comes from {DEBUG_KEY} or a file: what an agent's "
         "configuration has on a command line is seen by others.",
     )
     parser.add_argument(
@@ -30,7 +28,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--debug-key-file",
         type=Path,
         metavar="FILE",
-        help=f"file with the server's debug key (or {_VARIABLE})",
+        help=f"file with the server's debug key (or {DEBUG_KEY})",
     )
     parser.set_defaults(run=run)
 
@@ -53,8 +51,11 @@ def run(args: argparse.Namespace) -> int:
 def _debug_key(file: Path | None) -> str | None:
     """Raises ConfigError."""
     if file is None:
-        return os.environ.get(_VARIABLE)
+        return key_of(os.environ.get(DEBUG_KEY, ""), DEBUG_KEY) or None
+    where = f"--debug-key-file {file}"
     try:
-        return file.read_text(encoding="utf-8").strip() or None
+        return key_of(file.read_text(encoding="utf-8"), where) or None
     except OSError as error:
-        raise ConfigError(f"--debug-key-file {file}: {error.strerror}") from error
+        raise ConfigError(f"{where}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not a text file") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from service.cli.say import complain, say
 from service.cli.source import add_debug_key
+from telemetry.facts.credentials import bearer, shown_url
 
 _EXTRA_WAIT_S = 90.0  # longer than the server takes to write the trace, or to give up
 
@@ -42,17 +43,22 @@ def run(args: argparse.Namespace) -> int:
     import shutil
     import urllib.error
     import urllib.request
-    from http.client import HTTPException
+    from http.client import HTTPException, IncompleteRead
 
-    url = f"{args.url.rstrip('/')}/debug/profile?steps={args.steps}&timeout_s={args.timeout:g}"
-    headers = {"accept-encoding": "gzip" if args.output.suffix == ".gz" else "identity"}
-    if args.debug_key:
-        headers["authorization"] = f"Bearer {args.debug_key}"
+    from dashboards.monitor.client import server_url
+    from telemetry.journal.whole_file import whole_file
+
+    base = server_url(args.url)
+    url = f"{base}/debug/profile?steps={args.steps}&timeout_s={args.timeout:g}"
+    encoding = "gzip" if args.output.suffix == ".gz" else "identity"
+    headers = {"accept-encoding": encoding, **bearer(args.debug_key)}
     try:
         request = urllib.request.Request(url, method="POST", headers=headers)
         with urllib.request.urlopen(request, timeout=args.timeout + _EXTRA_WAIT_S) as answer:
-            with args.output.open("wb") as file:
+            with whole_file(args.output) as path, path.open("wb") as file:
                 shutil.copyfileobj(answer, file)
+                if answer.length:  # what was announced and has not come
+                    raise IncompleteRead(b"", answer.length)
             steps = answer.headers["x-profile-steps"]
             contents = answer.headers["x-profile-contents"]
     except urllib.error.HTTPError as error:
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
-        complain(f"no profile of {args.url}: {reason}")
+        complain(f"no profile of {shown_url(base)}: {reason}")
         return 1
     say(f"{args.output}: {steps} steps ({contents}); open it at ui.perfetto.dev")
     return 0
@@ -74,5 +80,5 @@ def _error_message(body: bytes, status: int) -> str:
         message: str = msgspec.json.decode(body)["error"]["message"]
     except (msgspec.DecodeError, KeyError, TypeError):
         return f"the server answers {status}"
-    hint = "; give --debug-key" if status == 401 else ""
+    hint = "; give --debug-key with it" if status == 401 else ""
     return f"{message}{hint}"

@@ -15,20 +15,23 @@ if TYPE_CHECKING:
     from telemetry.journal.journal_reader import Journal
 
 _MOST_ENGINES = 8
+_OF_ONE_ENGINE = {
+    "cost_from": "--cost-from", "noise": "--noise", "seed": "--seed", "python": "--python",
+}  # fmt: skip
 
 
 def replay_fleet(args: argparse.Namespace, journal: Journal) -> int:
     """Like `replay` of one engine. Raises FleetNotReplayable, JournalError, ConfigError."""
     from diagnosis.root_cause.whatif_fleet import fleet_identity, replay_fleet_journal
-    from service.cli.replay import show, stated_policy, written
+    from service.cli.replay import given_of, show, stated_policy, written
 
-    if args.cost_from is not None or args.noise is not None:
-        raise ConfigError("--cost-from and --noise are for the journal of one engine")
+    if given := given_of(args, _OF_ONE_ENGINE):
+        raise ConfigError(f"{given} goes with the journal of one engine")
     if args.exact:
         identity = fleet_identity(journal)
         show(args.json, identity, print_identity)
         return 0 if identity.holds else 1
-    policy = stated_policy(args.slo_file)
+    policy = stated_policy(args.slo_file, journal)
     clock = MonotonicClock()
     report, facts = replay_fleet_journal(
         journal,

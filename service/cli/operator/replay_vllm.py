@@ -26,7 +26,7 @@ def replay_on_vllm(args: argparse.Namespace, journal: Journal) -> int:
 
     if args.cost_from is not None:
         raise ConfigError("--cost-from is for journals of our own engine")
-    policy = stated_policy(args.slo_file)
+    policy = stated_policy(args.slo_file, journal)
     with scheduler_process(find_python(args.python)) as scheduler:
         if args.exact:
             identities = vllm_identities(journal, scheduler)
@@ -37,7 +37,7 @@ def replay_on_vllm(args: argparse.Namespace, journal: Journal) -> int:
             scheduler,
             args.changes,
             NoiseKind(args.noise or "recorded"),
-            args.seed,
+            args.seed or 0,
             policy,
             lambda what: print(f"  {what} ...", file=sys.stderr),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +14,7 @@ from service.cli.operator.ticker import Ticker
 from service.cli.say import complain, say
 from service.cli.source import add_source
 from telemetry.facts.clock import MonotonicClock, unix_seconds, utc_text
+from telemetry.facts.credentials import shown_url
 
 if TYPE_CHECKING:
     from dashboards.report.incident import Help, Incident
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.report.page import report_page
     from diagnosis.detection.reference import BaselineError
     from telemetry.journal.journal_reader import JournalError
+    from telemetry.journal.whole_file import write_whole
 
     try:
         incident, helped = _read(args)
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         complain(error)
         return 1
     try:
-        args.output.write_text(report_page(incident, helped, _about()), encoding="utf-8")
+        write_whole(args.output, report_page(incident, helped, _about()).encode())
     except OSError as error:
         complain(f"{args.output}: {error.strerror}")
         return 1
@@ -80,28 +83,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[Incident, Help]:
     """Raises JournalError, Unreachable, BaselineError, ConfigError."""
+    from dashboards.monitor.client import is_server, server_url
     from dashboards.report.build import incident_of
     from dashboards.report.incident import Help
-    from dashboards.source import is_url, journal_of
+    from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from service.cli.operator.report_help import help_of
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     policy, progress = policy_from(args), Ticker(MonotonicClock())
-    source = _without_login(args.source) if is_url(args.source) else Path(args.source).name
+    if is_server(args.source):
+        source = shown_url(server_url(args.source))  # a report is sent to others
+    else:
+        source = os.path.basename(os.path.abspath(args.source))
     with journal_of(args.source, args.debug_key) as journal:
         incident = incident_of(journal, source, policy, baseline, progress)
         helped = Help(why_not="Not asked for (--no-replay).")
         if not args.no_replay:
             helped = help_of(journal, incident, policy, baseline, progress)
     return incident, helped
-
-
-def _without_login(url: str) -> str:
-    """A report is sent to others."""
-    scheme, _, rest = url.rstrip("/").partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _about() -> About:

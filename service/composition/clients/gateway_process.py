@@ -103,7 +103,7 @@ class _GatewayProcess:
     async def run(self, listener: socket.socket, early: list[bytes]) -> None:
         """Serve until told to stop; `early` came with the first message. Raises ConfigError."""
         launch, out, engine = self._launch, self._out, self._engine
-        main = MainLink(self._link, out, self._handlers, engine.health, self._drain)
+        main = MainLink(self._link, out, self._handlers, engine.health, self._drain, engine.give_up)
         main.start(early)
         engine.before_commands = out.flush
         tokenizer = await asyncio.to_thread(load_tokenizer, launch.model)

@@ -151,7 +151,11 @@ class Gateways:
             health = self._engine.health
             pool.tell(
                 messages.EngineHealthIs(
-                    health.hung_ns, health.heartbeat_age_ns, health.hangs, state.retry_after_s()
+                    health.hung_ns,
+                    health.heartbeat_age_ns,
+                    health.hangs,
+                    state.retry_after_s(),
+                    health.given_up_pid,
                 )
             )
             ran, looks = health.hung_ns is None, round(_HEALTH_S / _LOOK_S)

@@ -4,12 +4,15 @@ a build that breaks it."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace as with_fields
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from lab.fleet.disaggregated.scenario import SECOND, STATES, Ask, Fault, Scenario, scenario_of
+from lab.fleet.disaggregated.network import LinkModel
+from lab.fleet.disaggregated.scenario import MS, SECOND, STATES, Ask, Fault, Scenario, scenario_of
 from lab.fleet.disaggregated.world import Builds, World
 from lab.replay.recorded import read_runs
 from lab.replay.replay_exact import replay_exactly
@@ -23,9 +26,10 @@ from service.engine.sequences.request import Request
 from service.fleet.transfer.actions import Action, Arrived, Checked, Send, Tell
 from service.fleet.transfer.decode_side import DecodeSide, Receiving
 from service.fleet.transfer.epochs import SeenEpochs
-from service.fleet.transfer.messages import Abort, Fenced, PeerId
+from service.fleet.transfer.messages import Abort, Begin, Fenced, Layout, PeerId
 from service.fleet.transfer.prefill_side import PrefillSide
-from service.fleet.transfer.sending import Sending
+from service.fleet.transfer.sending import PrefillPatience, Sending
+from service.fleet.transfer.transport import STAGING_BYTES
 from service.process.kv_exchange import DECODE_PATIENCE, PREFILL_PATIENCE
 from telemetry.facts.reasons import EndReason
 from telemetry.requests.kv_accounts import KvPart
@@ -98,6 +102,30 @@ def test_a_transfer_whose_prompt_waits_15_s_in_the_other_queue_is_admitted() -> 
     assert world.invariants.accounts[-1].parts[KvPart.QUEUE] > 15 * SECOND
 
 
+@pytest.mark.parametrize("staging_bytes", [20, 200, 1200])
+def test_prompts_that_wait_longer_for_room_than_their_lease_are_admitted(
+    staging_bytes: int,
+) -> None:
+    """Their blocks take six seconds; a block has 68 bytes."""
+    limits = Limits(
+        block_tokens=4, blocks_total=80, max_model_tokens=64, max_seqs=4, budget_tokens=64,
+        chunked_prefill=True, queue_limit_requests=10, queue_limit_tokens=1000,
+        prefix_cache=False, cache_identity="simulated",
+    )  # fmt: skip
+    prompts = [tuple(range(100 * n, 100 * n + 40)) for n in range(3)]
+    scenario = Scenario(
+        seed=0,
+        asks=tuple(Ask(at_ns=0, prompt=one, max_tokens=2, remote=True) for one in prompts),
+        limits=limits,
+        link=LinkModel(block_ns=200 * MS),
+        prefill_patience=PrefillPatience(staging_bytes=staging_bytes),
+    )
+    report = World(scenario).run()
+
+    assert report.admitted == 3
+    assert report.landed_blocks == 30
+
+
 class SaysEndsTwice(Scheduler):
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         if seq_id in self.table.live:
@@ -162,6 +190,13 @@ class IgnoresAborts(PrefillSide):
         return super()._arrived(event, now_ns)
 
 
+class PushesAtOnce(PrefillSide):
+    def __init__(
+        self, layout: Layout, number: Callable[[Begin], int], patience: PrefillPatience
+    ) -> None:
+        super().__init__(layout, number, with_fields(patience, staging_bytes=STAGING_BYTES))
+
+
 BROKEN = [
     (1, 5, Builds(scheduler=SaysEndsTwice)),
     (2, 0, Builds(scheduler=KeepsHits)),
@@ -173,6 +208,7 @@ BROKEN = [
     (8, 0, Builds(prefill_side=ForgetsEpochs)),
     (8, 9, Builds(prefill_side=SaysFencedAtOnce)),
     (9, 57, Builds(prefill_side=IgnoresAborts)),
+    (10, 3, Builds(prefill_side=PushesAtOnce)),
 ]
 """The invariant that each breaks, and a seed whose world shows it."""
 

@@ -101,6 +101,7 @@ def test_a_fleet_is_simulated_with_what_is_to_be_different(
         (["--set", "prefill=2"], "go together"),
         (["--set", "gpus=2"], "policy, load_bound"),
         (["--noise", "drawn"], "one engine"),
+        (["--seed", "3"], "one engine"),
         (["--set", "kv_blocks=3"], "kv_blocks=3"),
     ],
 )
