@@ -23,9 +23,9 @@ there is a fault, what it is charged to, what is said of it, and what would have
 chosen on development scores, not fitted. A *tick* is half a second, *sd* a standard deviation of
 the baseline.
 
-*When changed* is measured: how many answers differ when the number is a fifth smaller or a quarter
-larger, all else as it is; in brackets the change in right answers and in false alarms, where there
-is one. {cases}. `python -m benchmarks.diagnosis.sensitivity` measures it.
+*When changed* says how many answers differ when the number is a fifth smaller or a quarter larger,
+all else as it is; in brackets the change in right answers and in false alarms, where there is one.
+`python -m benchmarks.diagnosis.sensitivity` measures it. {cases}.
 """
 _EVIDENCE = """# Evidence
 
@@ -39,10 +39,10 @@ def thresholds() -> str:
     """The page of the table."""
     sweep = msgspec.json.decode(_SWEEP.read_bytes(), type=Sweep) if _SWEEP.exists() else None
     swept = {} if sweep is None else {row.name: row for row in sweep.rows}
-    cases = "Not measured yet"
+    cases = "That run is not committed, so the column says *not measured*"
     if sweep is not None:
         counts = (f"{count} {kind}" for kind, (_, count, _) in sweep.plain.items())
-        cases = f"Of {' and '.join(counts)}"
+        cases = f"Its cases: {' and '.join(counts)}"
     lines = [_THRESHOLDS.format(cases=cases)]
     for module, rows in groupby(all_thresholds(), key=lambda row: row.module):
         shown = [
