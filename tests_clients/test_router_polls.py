@@ -71,7 +71,7 @@ def test_a_router_that_asks_for_loads_reads_ours(
 
 
 @pytest.mark.parametrize("kind", ROUTERS[:2], ids=lambda kind: kind.name)
-def test_a_router_for_prefill_and_decode_apart_is_told_that_one_server_does_both(
+def test_a_router_that_wants_to_steer_the_transfer_of_kv_is_told_who_does(
     kind: RouterKind, two_servers: tuple[Server, Server]
 ) -> None:
     """Whoever asks for it learns why not."""
@@ -80,4 +80,4 @@ def test_a_router_for_prefill_and_decode_apart_is_told_that_one_server_does_both
         answer = ask(router)
 
     assert answer.status_code == 400, answer.text
-    assert "both prefill and decode" in answer.text
+    assert "the gateway chooses where a prompt is computed" in answer.text
