@@ -14,6 +14,8 @@ from rich.text import Text
 
 from dashboards.printable import printable
 from dashboards.terminal import Plain, terminal
+from diagnosis.verdicts.classifier import Diagnosis
+from service.cli.diagnose import _print_diagnosis
 from service.cli.main import main
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.records import EngineDied
@@ -65,6 +67,12 @@ def test_diagnose_prints_no_control_character_of_a_journal(
 
     assert "]0;all is well" in said
     assert all(line.isprintable() for line in said.split("\n"))
+
+
+def test_what_cannot_be_told_is_not_called_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "requests are delayed, and nothing recorded explains it"
+    _print_diagnosis(Diagnosis((), 10**10, 90, True, verdict="indeterminate", why=why))
+    assert capsys.readouterr().out == f"indeterminate: {why}\n"
 
 
 def test_an_error_about_a_journal_is_one_line_without_control_characters(

@@ -21,12 +21,14 @@ from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
 from lab.simulation.scenarios import small_limits
 from service.cli.main import main
+from service.cli.replay import stated_policy
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.records import Fact, RequestEnded
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
+from telemetry.requests.slo_policy import SloClass, SloPolicy
 from tests.support.worlds.replayed import close, facts_at
 
 SHAPE = ModelShape(2, 64, 64, 32, 128, 1000, 2.0, 256)
@@ -135,6 +137,23 @@ def test_a_plan_that_is_not_possible_is_one_line_of_error(
 ) -> None:
     assert main(["plan", str(journal), *words]) == code
     assert said in capsys.readouterr().err
+
+
+def test_records_are_judged_by_the_classes_of_the_server_that_wrote_them(
+    facts: list[Fact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan` takes such a class, and `replay` its targets, unless a file names others."""
+    gold = SloPolicy({"gold": SloClass(name="gold", ttft_ns=10**9, itl_ns=10**8)}, default="gold")
+    path = tmp_path / "gold.journal"
+    write_journal(path, facts, MonotonicClock(), "test", slo=gold)
+    assert main(["plan", str(path), "--slo-class", "gold", "--users", "1"]) == 0
+    assert main(["plan", str(path), "--slo-class", "chat"]) == 2
+    assert "one of gold" in capsys.readouterr().err
+    assert stated_policy(None, open_journal(path)) == gold
+
+    named = tmp_path / "slo.toml"
+    named.write_text('default = "chat"\n[classes.chat]\nttft_ms = 900\nitl_ms = 90\n')
+    assert stated_policy(str(named), open_journal(path)).default == "chat"
 
 
 def test_a_journal_without_a_models_shape_cannot_be_planned_from(tmp_path: Path) -> None:
