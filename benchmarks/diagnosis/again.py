@@ -30,7 +30,8 @@ from benchmarks.diagnosis.records import (
     read_clients,
     results_beside,
 )
-from diagnosis.detection.reference import BaselineError, Reference
+from diagnosis.detection.reference import Reference
+from diagnosis.verdicts.baseline_file import BaselineError
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import baseline_of
 from lab.drills.outcome.result import (

@@ -29,10 +29,10 @@ from benchmarks.diagnosis.records import add_records, folder_of, read_clients, r
 from benchmarks.diagnosis.score import judge
 from benchmarks.diagnosis.weighing import Pair, TwinLatencies, affected, of, summary, weigh
 from benchmarks.machine import machine
-from diagnosis.detection.reference import read_baseline
 from diagnosis.root_cause.counterfactual import Values, symptoms, timelines_of
 from diagnosis.root_cause.question import Question
 from diagnosis.spans import Span
+from diagnosis.verdicts.baseline_file import read_baseline
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
 from telemetry.journal.journal_reader import open_journal

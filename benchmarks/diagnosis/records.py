@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from diagnosis.detection.reference import read_baseline, save_baseline
+from diagnosis.verdicts.baseline_file import read_baseline, save_baseline
 from lab.drills.client import Sent
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import EngineStarted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import comb
+from math import comb, sqrt
 
 from diagnosis.attribution.charges import Charges
 from diagnosis.attribution.thresholds import (
@@ -134,10 +134,18 @@ def _sigmas(window: Window, young: float, old: float) -> float:
     return young + min(1.0, max(0.0, grown)) * (old - young)
 
 
+def skewed_sigmas(sigmas: float, skew: float, count: int) -> float:
+    """How many standard errors the mean of `count` values is by chance beyond its own as seldom as
+    a normal mean is by `sigmas`: where few values are long, some of them come together. The first
+    term of the Cornish-Fisher expansion; a negative skew is taken as none."""
+    return sigmas + max(0.0, skew) * (sigmas * sigmas - 1) / (6 * sqrt(max(1, count)))
+
+
 def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> float:
     """Prompt tokens beyond the baseline: of all sequences if their mean grew, else of the few that
     are longer than any in the baseline, which a mean over many short ones hides."""
     lengths, baseline = counts.prompt_lengths, reference.prompt_tokens
+    sigmas = skewed_sigmas(sigmas, reference.prompt_skew, len(lengths))
     if _lengths_grew(lengths, baseline, reference.prompt_spread, sigmas):
         return len(lengths) * (counts.prompt_tokens - baseline)
     limit = GROWN_LENGTH * reference.longest_prompt
@@ -150,6 +158,7 @@ def _longer_outputs(counts: Counts, reference: Reference, sigmas: float) -> floa
     """Output tokens beyond the baseline: of all requests if the mean of those that ended grew, else
     of the sequences that run and have more already than nearly any in the baseline."""
     lengths, baseline = counts.output_lengths, reference.output_tokens
+    sigmas = skewed_sigmas(sigmas, reference.output_skew, len(lengths))
     if _lengths_grew(lengths, baseline, reference.output_spread, sigmas):
         return counts.requests * (counts.output_tokens - baseline)
     limit = max(GROWN_LENGTH * baseline, baseline + SIGMAS * reference.output_spread)

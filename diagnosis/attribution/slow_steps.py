@@ -28,7 +28,7 @@ from diagnosis.attribution.thresholds import (
     THROTTLED,
 )
 from diagnosis.detection.counts import BUCKET_NS
-from diagnosis.detection.reference import Cost, Reference, engine_lost
+from diagnosis.detection.reference import Cost, Reference
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     COMES_AND_GOES,
@@ -83,25 +83,24 @@ def charge_slowness(
     around = steps.host_ns - cost.host_ns(steps)
     slow_ns, paused_ns = max(0.0, float(residual.sum())), max(0.0, float(around.sum()))
     found.facts |= {M.SLOW: slow_ns / 1e6, M.HOST: paused_ns / 1e6}
-    counts = window.counts
-    sampled = counts.engine_run_ns or counts.engine_wait_ns
+    host, sampled = window.host, window.host.is_measured
     waited_ns, lost_ns = _off_cpu(window, reference)
     found.facts |= {
         M.RUN_DELAY: waited_ns / 1e6 if sampled else None,
         M.NOT_RUNNING: lost_ns / 1e6 if sampled else None,
-        M.THROTTLED: counts.throttled_ns / 1e6 if counts.quota_window_ns else None,
+        M.THROTTLED: host.throttled_ns / 1e6 if host.quota_window_ns else None,
     }
     total_ns = slow_ns + paused_ns
     if waited_ns >= max(total_ns, LEAST_ENGINE_SHARE * found.busy_ns) and _mostly_out_of_range(
         steps, cost
     ):
-        by_quota = counts.throttled_ns >= THROTTLED * waited_ns
+        by_quota = host.throttled_ns >= THROTTLED * waited_ns
         cause = S.THROTTLED if by_quota else S.CPU_STARVATION
         charge_rows(found, cause, steps, steps.turn_ns * waited_ns / found.busy_ns)
         return
     if total_ns < LEAST_ENGINE_SHARE * found.busy_ns:
         return
-    if counts.throttled_ns >= THROTTLED * total_ns:
+    if host.throttled_ns >= THROTTLED * total_ns:
         charge_rows(found, S.THROTTLED, steps, residual + around)
         return
     if waited_ns >= MOST * total_ns:
@@ -111,7 +110,7 @@ def charge_slowness(
     if by_device is not None:
         charge_rows(found, by_device, steps, residual + around)
         return
-    collected_ns = float(counts.pauses["engine", "gc"])
+    collected_ns = float(window.counts.pauses["engine", "gc"])
     if collected_ns >= MOST * total_ns:
         in_passes = min(1.0, max(0.0, collected_ns - paused_ns) / max(1.0, slow_ns))
         charge_rows(found, S.HOST_STALL, steps, in_passes * residual + around)
@@ -159,13 +158,12 @@ def _mostly_out_of_range(steps: Steps, cost: Cost) -> bool:
 def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
     """Of the engine's thread beyond the baseline, scaled to the whole window: ns ready without a
     CPU, and ns neither running nor ready while there was work."""
-    counts = window.counts
-    if not counts.host_window_ns:
+    host = window.host
+    if not host.window_ns:
         return 0.0, 0.0
-    busy_ns, lost_ns = engine_lost(window.seconds, counts, window.steps)
-    scale = window.seconds * 1e9 / counts.host_window_ns
-    waited_ns = counts.engine_wait_ns - reference.engine_wait_share * busy_ns
-    lost_ns -= reference.engine_lost_share * busy_ns
+    scale = window.seconds * 1e9 / host.window_ns
+    waited_ns = host.wait_ns - reference.engine_wait_share * host.busy_ns
+    lost_ns = host.lost_ns - reference.engine_lost_share * host.busy_ns
     return max(0.0, waited_ns) * scale, max(0.0, lost_ns) * scale
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from diagnosis.detection.counts import BUCKET_NS, Buckets, Counts
 from diagnosis.detection.holders import Holders
+from diagnosis.detection.host_time import HostTime, host_time
 from diagnosis.detection.requests import Requests
 from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
@@ -127,7 +128,7 @@ class Aggregator:
                 self._of_telemetry(fact)
             case HostSampled():
                 self.sees_engine_host |= fact.engine_run_ns is not None
-                self._at(at_ns).host(fact)
+                self._at(at_ns).hosts.append(fact)
             case HostPaused():
                 self._host_paused(fact)
             case GpuSampled():
@@ -147,6 +148,11 @@ class Aggregator:
     def steps(self, begin_ns: int, end_ns: int) -> Steps:
         """Steps that were committed within [begin, end)."""
         return self._steps.between(begin_ns, end_ns)
+
+    def host_time(self, counts: Counts, begin_ns: int) -> HostTime:
+        """The host's samples of a stretch that begins then and has these `counts`."""
+        since_ns = min((one.at_ns - one.window_ns for one in counts.hosts), default=begin_ns)
+        return host_time(counts.hosts, self.steps(since_ns, self.last_ns + 1), begin_ns)
 
     def started_at(self, at_ns: int) -> EngineStarted | None:
         """The engine that ran then, with the limits that were in force."""

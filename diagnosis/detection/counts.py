@@ -44,8 +44,7 @@ class Counts:
     `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
     constrained sequences that ended at their length limit. `aborted` are failed steps by failure
     and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
-    ended with it. `host_window_ns` and the engine times beside it are sums of host samples,
-    `quota_window_ns` of those that could measure `throttled_ns`.
+    ended with it. `hosts` are the host's samples (`host_time`).
     """
 
     accepted: int = 0
@@ -73,11 +72,6 @@ class Counts:
     facts_lost: int = 0
     exports_failed: int = 0
     deaths_unready: int = 0
-    host_window_ns: int = 0
-    engine_run_ns: int = 0
-    engine_wait_ns: int = 0
-    throttled_ns: int = 0
-    quota_window_ns: int = 0
     live_ns: Counter[Stage] = field(default_factory=Counter)
     first_ns: Counter[str] = field(default_factory=Counter)
     waited_ns: Counter[WaitReason] = field(default_factory=Counter)
@@ -101,6 +95,7 @@ class Counts:
     deaths_by_failure: Counter[StepFailure] = field(default_factory=Counter)
     deaths: list[str] = field(default_factory=list)
     hangs: list[EngineHung] = field(default_factory=list)
+    hosts: list[HostSampled] = field(default_factory=list)
     gpus: list[GpuSampled] = field(default_factory=list)
     xids: list[GpuXid] = field(default_factory=list)
 
@@ -123,13 +118,6 @@ class Counts:
     def arrived(self, prompt_tokens: int) -> None:
         """A sequence came to the engine, admitted or refused."""
         self.prompt_lengths.append(prompt_tokens)
-
-    def host(self, sample: HostSampled) -> None:
-        self.host_window_ns += sample.window_ns
-        self.engine_run_ns += sample.engine_run_ns or 0
-        self.engine_wait_ns += sample.engine_wait_ns or 0
-        self.throttled_ns += sample.throttled_ns or 0
-        self.quota_window_ns += 0 if sample.throttled_ns is None else sample.window_ns
 
     @property
     def preempted_ns(self) -> int:

@@ -115,7 +115,11 @@ class BaselineLearner:
             return None
         steps = self._aggregator.steps(begin_ns, end_ns)
         found = fit_baseline(
-            (end_ns - begin_ns) / 1e9, counts, steps, self._aggregator.started_at(end_ns)
+            (end_ns - begin_ns) / 1e9,
+            counts,
+            steps,
+            self._aggregator.started_at(end_ns),
+            self._aggregator.host_time(counts, begin_ns),
         )
         timed = [one for one in self._ticks if begin_ns <= one[0] < end_ns]
         ticks = [stats for _, stats in timed]

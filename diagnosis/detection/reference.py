@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -18,6 +17,7 @@ import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.gpus import DeviceUsual, GpuUsual, device_usual, gpus_of
+from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
 from diagnosis.detection.late import Tails
 from diagnosis.detection.steps import FEATURES, Steps
 from diagnosis.thresholds import (
@@ -30,7 +30,6 @@ from diagnosis.thresholds import (
 )
 from telemetry.costs.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.facts.engine_records import EngineStarted
-from telemetry.journal.whole_file import write_whole
 from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
@@ -38,10 +37,6 @@ _RANGE_MARGIN = np.array(RANGE_MARGIN)
 _MOST_TENANTS = 64
 
 Columns = tuple[float, ...]
-
-
-class BaselineError(Exception):
-    """The file cannot be used; the message is one line with the remedy."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +108,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     to first commit (`first_log` in files). `ingest_work_ns` is parsing and tokenizing, per request.
 
     Demand. `dispersion` is the index of dispersion of arrivals (1: independent). Lengths are mean
-    tokens of a sequence; `longest_prompt` is the 99th percentile. `several_share` is the share of
+    tokens of a sequence, skews their standardized third moments (0: as many longer as shorter);
+    `longest_prompt` is the 99th percentile. `several_share` is the share of
     requests with more choices than the mean. `hit_share` of prompt tokens are cached, the KV of
     `received_share` comes from another engine; `hit_requests_share` of admissions had any cached.
 
@@ -164,6 +160,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceUsual = DeviceUsual()
     received_share: float = 0.0
     speed_spread: float = 0.0
+    prompt_skew: float = 0.0
+    output_skew: float = 0.0
 
     @property
     def computed_share(self) -> float:
@@ -210,7 +208,11 @@ def fit_cost(steps: Steps) -> Cost | None:
 
 
 def fit_baseline(
-    seconds: float, counts: Counts, steps: Steps, started: EngineStarted | None
+    seconds: float,
+    counts: Counts,
+    steps: Steps,
+    started: EngineStarted | None,
+    host: HostTime = NOT_SAMPLED,
 ) -> Reference:
     """The baseline of a stretch of `seconds`; `counts` include requests in flight. Spreads of the
     excess are zero here: `learning` adds them."""
@@ -219,7 +221,6 @@ def fit_baseline(
     live = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
     stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
     first_commit_logs = [late for _, late in counts.first_commit_logs]
-    busy_ns, lost_ns = engine_lost(seconds, counts, steps)
     return Reference(
         seconds=seconds,
         cost=cost,
@@ -241,8 +242,10 @@ def fit_baseline(
         several_share=_several_share(counts),
         prompt_tokens=counts.prompt_tokens,
         prompt_spread=_spread(counts.prompt_lengths),
+        prompt_skew=_skew(counts.prompt_lengths),
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
+        output_skew=_skew(counts.output_lengths),
         longest_prompt=quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
@@ -250,8 +253,8 @@ def fit_baseline(
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),
         parts_ns=parts_of(steps, cost),
         running=float(np.average(steps.rows, weights=steps.turn_ns)) if len(steps) else 0.0,
-        engine_wait_share=counts.engine_wait_ns / max(1.0, busy_ns),
-        engine_lost_share=lost_ns / max(1.0, busy_ns),
+        engine_wait_share=host.wait_ns / max(1.0, host.busy_ns),
+        engine_lost_share=host.lost_ns / max(1.0, host.busy_ns),
         started=started,
         own_prompt_ns=float(own_prompts_ns(steps, cost).sum()) / max(1, counts.first_tokens),
         gpus=gpus_of(counts),
@@ -262,16 +265,6 @@ def fit_baseline(
 def own_prompts_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
     """(steps,) ns of the requests whose prompts are in each step, spent on those prompts."""
     return np.zeros(len(steps)) if cost is None else cost.prompt_ns(steps) * steps.prompt_rows
-
-
-def engine_lost(seconds: float, counts: Counts, steps: Steps) -> tuple[float, float]:
-    """In the time covered by host samples: ns in which the engine's loop had work, and the part of
-    them in which its thread neither ran nor was ready to run."""
-    busy_share = min(1.0, float(steps.turn_ns.sum()) / max(1.0, seconds * 1e9))
-    busy_ns = busy_share * counts.host_window_ns
-    if not counts.engine_run_ns:
-        return busy_ns, 0.0
-    return busy_ns, max(0.0, busy_ns - counts.engine_run_ns - counts.engine_wait_ns)
 
 
 def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
@@ -304,29 +297,19 @@ def _spread(values: Sequence[float]) -> float:
     return float(np.std(values)) if values else 0.0
 
 
+def _skew(values: Sequence[float]) -> float:
+    """The third standardized moment; 0 where all values are equal."""
+    spread = _spread(values)
+    if not spread:
+        return 0.0
+    return float(np.mean(((np.array(values) - np.mean(values)) / spread) ** 3))
+
+
 def _several_share(counts: Counts) -> float:
     """Share of requests with more choices than the mean; by Laplace's rule of succession not 0."""
     requested, mean = counts.choices_requested, counts.choices
     several = sum(number > mean for number in requested)
     return (several + 1) / (len(requested) + 2)
-
-
-def save_baseline(reference: Reference, path: Path) -> None:
-    """Write it as indented JSON. Raises BaselineError."""
-    try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
-    except OSError as error:
-        raise BaselineError(f"{path}: {error.strerror}") from error
-
-
-def read_baseline(path: Path) -> Reference:
-    """Raises BaselineError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Reference)
-    except OSError as error:
-        raise BaselineError(f"{path}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise BaselineError(f"{path}: no baseline of this version: {error}") from error
 
 
 def _step_terms(steps: Steps) -> np.ndarray:

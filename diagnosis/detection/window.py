@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
+from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
 from diagnosis.detection.steps import Steps
 from telemetry.facts.engine_records import EngineStarted
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`seconds` of facts: counts of all of it and of its later half, its steps, and the limits of
-    the engine. `has_finding` once something was found in it: chance is then ruled out already."""
+    """`seconds` of facts: counts of all of it and of its later half, its steps, the limits of the
+    engine, and what the host says of its thread. `has_finding` once something was found in it:
+    chance is then ruled out already."""
 
     seconds: float
     counts: Counts
@@ -21,6 +23,7 @@ class Window:
     steps: Steps
     started: EngineStarted | None
     has_finding: bool = False
+    host: HostTime = NOT_SAMPLED
 
 
 def window_of(
@@ -36,4 +39,5 @@ def window_of(
         steps=aggregator.steps(begin_ns, end_ns),
         started=aggregator.started,
         has_finding=has_finding,
+        host=aggregator.host_time(counts, begin_ns),
     )

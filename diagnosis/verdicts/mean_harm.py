@@ -23,7 +23,6 @@ from diagnosis.detection.excess import (
     stopped_excess,
 )
 from diagnosis.detection.learning import BaselineLearner
-from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window, window_of
 from diagnosis.symptoms import Finding, Symptom
@@ -37,6 +36,7 @@ from diagnosis.thresholds import (
     UNEXPLAINED_REQUESTS,
     WINDOW_NS,
 )
+from diagnosis.verdicts.passing import OneBlow
 from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.records import Fact
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from diagnosis.detection.reference import BaselineError, Reference
+from diagnosis.detection.reference import Reference
+from diagnosis.verdicts.baseline_file import BaselineError
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.journal.journal_reader import Journal
 from telemetry.journal.replay import replay_folds

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from dashboards.monitor.client import Unreachable
-    from diagnosis.detection.reference import BaselineError
+    from diagnosis.verdicts.baseline_file import BaselineError
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
 
@@ -291,8 +291,8 @@ def _print_explanation(root: RootCause) -> None:
 def _root(args: argparse.Namespace) -> RootCause:
     """Raises Unreachable, JournalError, NotReplayable, BaselineError, ConfigError."""
     from dashboards.source import journal_of
-    from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
+    from diagnosis.verdicts.baseline_file import read_baseline
     from diagnosis.verdicts.offline import policy_for
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
@@ -311,7 +311,7 @@ def _diagnosis(args: argparse.Namespace) -> Diagnosis:
     """Raises Unreachable, JournalError, BaselineError, ConfigError."""
     from dashboards.monitor.client import Client, is_server
     from dashboards.source import journal_of
-    from diagnosis.detection.reference import read_baseline
+    from diagnosis.verdicts.baseline_file import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
 
     is_as_served = args.baseline is None and args.slo_file is None
@@ -326,7 +326,7 @@ def _diagnosis(args: argparse.Namespace) -> Diagnosis:
 def _save_baseline(args: argparse.Namespace) -> int:
     """Raises Unreachable, JournalError, BaselineError."""
     from dashboards.source import journal_of
-    from diagnosis.detection.reference import save_baseline
+    from diagnosis.verdicts.baseline_file import save_baseline
     from diagnosis.verdicts.offline import baseline_of
 
     with journal_of(args.source, args.debug_key) as journal:

@@ -164,7 +164,7 @@ def _check_metrics_files(config: ObserverConfig) -> None:
         raise ConfigError(f"--slo-file {error}") from error
     if config.metrics.baseline is None:
         return
-    from diagnosis.detection.reference import BaselineError, read_baseline  # brings numpy
+    from diagnosis.verdicts.baseline_file import BaselineError, read_baseline  # brings numpy
 
     try:
         read_baseline(Path(config.metrics.baseline))

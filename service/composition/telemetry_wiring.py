@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
+from diagnosis.verdicts.baseline_file import read_baseline
 from diagnosis.verdicts.classifier import Diagnoser
 from service.composition.autopilot_wiring import build_autopilot, why_off
 from service.composition.autopilot_worker import AutopilotWorker

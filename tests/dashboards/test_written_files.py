@@ -11,12 +11,8 @@ from pathlib import Path
 import pytest
 
 from dashboards.timeline.build import write_timeline
-from diagnosis.detection.reference import (
-    BaselineError,
-    read_baseline,
-    save_baseline,
-    slo_baseline,
-)
+from diagnosis.detection.reference import slo_baseline
+from diagnosis.verdicts.baseline_file import BaselineError, read_baseline, save_baseline
 from service.cli.main import main
 from telemetry.journal.journal_reader import JournalDamaged, open_journal
 from tests.support.full_disk import files_up_to

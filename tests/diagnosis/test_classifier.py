@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnosis.virtual.twins import judge_pair
-from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
 from diagnosis.detection.window import Window, window_of
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import LATENCY, Symptom
 from diagnosis.verdicts.alerts import finding_families
+from diagnosis.verdicts.baseline_file import BaselineError, read_baseline, save_baseline
 from diagnosis.verdicts.classifier import Diagnoser
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.offline import diagnose_journal

@@ -15,7 +15,7 @@ from diagnosis.attribution.demand import demand_delta, share_grew
 from diagnosis.attribution.thresholds import SIGMAS
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.excess import slow_step_excess
-from diagnosis.detection.reference import Reference, fit_cost, slo_baseline
+from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
@@ -306,6 +306,43 @@ def test_a_few_prompts_longer_than_any_before_are_found_among_many_short_ones() 
     found = demand_delta(window(counts, counts), baseline())
     assert found.prompt_tokens[S.PREFILL_INTERFERENCE] == 1500 - 3 * 30
     assert S.PREFILL_INTERFERENCE not in demand_delta(window(few, few), baseline()).prompt_tokens
+
+
+FEW_LONG = [20, 25, 30, 35, 40, 45] * 40 + [140, 145, 150, 155] * 2  # one in thirty-one
+
+
+def few_long_prompts() -> Reference:
+    """The baseline of a minute in which few prompts were long."""
+    counts = arrived({"red": len(FEW_LONG)}, FEW_LONG)
+    learnt = fit_baseline(60.0, counts, Steps(np.zeros((0, len(StepRow._fields)))), None)
+    return msgspec.structs.replace(learnt, requests_per_s=4.0)
+
+
+def test_three_long_prompts_of_twelve_may_be_chance_where_few_are_long() -> None:
+    """Few are long, and sometimes they come together; most of them long is no chance."""
+    usual = few_long_prompts()
+    short = [21, 35, 36, 38, 39, 42, 43, 47, 48]
+    some = arrived({"red": 12}, [*short, 141, 151, 155])
+    most = arrived({"red": 12}, [*short[:5], *[141, 151, 155] * 3])
+
+    found = demand_delta(window(some, some, 2.0), usual).prompt_tokens
+    assert S.PREFILL_INTERFERENCE not in found
+    found = demand_delta(window(most, most, 2.0), usual).prompt_tokens
+    assert found[S.PREFILL_INTERFERENCE] > 500
+
+
+@pytest.mark.parametrize("of_window", [4, 8, 16, 40])
+def test_chance_in_which_prompts_come_together_is_not_longer_prompts(of_window: int) -> None:
+    """Of ten thousand windows drawn from the baseline itself, at most two."""
+    usual, draw = few_long_prompts(), np.random.default_rng(of_window)
+    drawn = draw.choice(FEW_LONG, (10_000, of_window)).tolist()
+    named = 0
+    for lengths in drawn:
+        counts = arrived({"red": of_window}, lengths)
+        found = demand_delta(window(counts, counts, 2.0), usual).prompt_tokens
+        named += S.PREFILL_INTERFERENCE in found
+
+    assert named <= 2
 
 
 def steps_of(rows: int, forward_ms: float, count: int) -> np.ndarray:

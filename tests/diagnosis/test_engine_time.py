@@ -16,6 +16,7 @@ from diagnosis.attribution.engine_time import (
     queue_contributors,
 )
 from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
 from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
@@ -84,12 +85,14 @@ def charged(
     started: EngineStarted | None = None,
     speed_spread: float = 0.0,
     reference: Reference | None = None,
+    host: HostTime = NOT_SAMPLED,
 ) -> EngineTime:
     seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
     counts = counts or Counts()
     window = Window(
-        seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=started
-    )
+        seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=started,
+        host=host,
+    )  # fmt: skip
     reference = msgspec.structs.replace(
         reference or baseline(), started=learnt, speed_spread=speed_spread
     )
@@ -141,32 +144,33 @@ def test_another_process_of_the_engine_is_slow_only_by_half_or_more() -> None:
     assert lost_ns(slower, again) > 2 * SECOND
 
 
-def starving(seconds: float, throttled: float = 0.0) -> Counts:
+def starving(seconds: float, throttled: float = 0.0) -> HostTime:
     """For nearly half of the time the engine's thread was runnable and did not run."""
-    window_ns = int(seconds * SECOND)
-    return Counts(
-        host_window_ns=window_ns,
-        engine_run_ns=int(0.55 * window_ns),
-        engine_wait_ns=int(0.45 * window_ns),
-        throttled_ns=int(throttled * window_ns),
+    window_ns = seconds * SECOND
+    return HostTime(
+        window_ns=window_ns,
+        busy_ns=window_ns,
+        run_ns=0.55 * window_ns,
+        wait_ns=0.45 * window_ns,
+        throttled_ns=throttled * window_ns,
     )
 
 
 def test_cpu_starvation_is_found_also_for_batch_sizes_of_unknown_cost() -> None:
     """Their cost is unknown, but the kernel reports how long the thread waited for a CPU."""
     table = decodes(8, 30, 200)
-    found = charged(table, starving(6.0))
+    found = charged(table, host=starving(6.0))
 
     assert 0.4 * 6 * SECOND < found.taken_ns[S.CPU_STARVATION] < 0.5 * 6 * SECOND
     assert charged(table).taken_ns[S.CPU_STARVATION] == 0
-    by_quota = charged(table, starving(6.0, throttled=0.4))
+    by_quota = charged(table, host=starving(6.0, throttled=0.4))
     assert by_quota.taken_ns[S.CPU_STARVATION] == 0
     assert by_quota.taken_ns[S.THROTTLED] > 0.4 * 6 * SECOND
 
 
 def test_waits_for_a_cpu_cost_nothing_where_steps_take_their_fitted_cost() -> None:
     """The thread waited now and then, but the steps took no longer than before."""
-    found = charged(decodes(2, 10, 600), starving(6.0))
+    found = charged(decodes(2, 10, 600), host=starving(6.0))
 
     assert found.taken_ns[S.CPU_STARVATION] == 0
 
@@ -220,9 +224,9 @@ def test_a_quota_that_stops_two_of_six_long_steps_a_second_is_no_stall() -> None
         for length_ms, place_s in zip(lengths_ms, places_s, strict=True)
     ]
     seconds = int(24 * 0.51 * SECOND)
-    counts = Counts(host_window_ns=seconds, engine_run_ns=int(0.3 * seconds))
+    host = HostTime(window_ns=seconds, busy_ns=seconds, run_ns=0.3 * seconds)
 
-    found = charged(np.vstack(steps), counts, reference=usual)
+    found = charged(np.vstack(steps), host=host, reference=usual)
 
     assert found.taken_ns[S.HOST_STALL] == 0
     assert found.taken_ns[S.THROTTLED] > 24 * 0.3 * SECOND

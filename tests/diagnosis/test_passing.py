@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.tail_thresholds import FALL_TICKS
 from diagnosis.thresholds import SUM_CEILING
+from diagnosis.verdicts.passing import OneBlow
 
 
 def passed(levels: list[float]) -> list[bool]:

@@ -59,7 +59,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.report.page import report_page
-    from diagnosis.detection.reference import BaselineError
+    from diagnosis.verdicts.baseline_file import BaselineError
     from telemetry.journal.journal_reader import JournalError
     from telemetry.journal.whole_file import write_whole
 
@@ -87,7 +87,7 @@ def _read(args: argparse.Namespace) -> tuple[Incident, Help]:
     from dashboards.report.build import incident_of
     from dashboards.report.incident import Help
     from dashboards.source import journal_of
-    from diagnosis.detection.reference import read_baseline
+    from diagnosis.verdicts.baseline_file import read_baseline
     from service.cli.operator.report_help import help_of
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from benchmarks.diagnosis.gpu.twins import judge_gpu
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
 from diagnosis.detection.gpus import device_usual, gpus_of
-from diagnosis.detection.reference import Reference
+from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.checks import step_failure
 from diagnosis.verdicts.classifier import Diagnoser
@@ -95,5 +96,9 @@ def test_an_xid_alone_is_no_failure_and_a_death_beside_one_is() -> None:
     assert {entry.name: entry.value for entry in died.evidence}["deaths"] == 1
 
 
-def test_a_baseline_of_an_older_version_has_no_devices() -> None:
-    assert Reference.__struct_fields__[-4:] == ("gpus", "device", "received_share", "speed_spread")
+def test_a_baseline_of_an_older_version_is_read_without_what_it_lacks() -> None:
+    later = ("gpus", "device", "received_share", "speed_spread", "prompt_skew", "output_skew")
+    fields = msgspec.to_builtins(slo_baseline())
+    older = {name: value for name, value in fields.items() if name not in later}
+
+    assert msgspec.convert(older, Reference) == slo_baseline()

@@ -8,6 +8,7 @@ import pytest
 
 from diagnosis.attribution.slow_steps import off_cpu_symptom
 from diagnosis.detection.counts import Counts
+from diagnosis.detection.host_time import HostTime
 from diagnosis.detection.reference import Cost, slo_baseline
 from diagnosis.detection.steps import FEATURES, StepRow, Steps
 from diagnosis.detection.window import Window
@@ -50,9 +51,9 @@ def window(run_ns: int, wait_ns: int) -> Window:
         blank._replace(turn_ns=one, forward_ns=one, decode_rows=1, decode_tokens=1)
         for one in lengths
     ]
-    counts = Counts(engine_run_ns=run_ns, engine_wait_ns=wait_ns, host_window_ns=sum(lengths))
+    host = HostTime(sum(lengths), sum(lengths), run_ns, wait_ns)
     steps = Steps(np.array(rows, dtype=np.float64))
-    return Window(sum(lengths) / 1e9, counts, Counts(), steps, None)
+    return Window(sum(lengths) / 1e9, Counts(), Counts(), steps, None, host=host)
 
 
 @pytest.mark.parametrize(
