@@ -33,6 +33,7 @@ from diagnosis.attribution.thresholds import (
     SMALL_BUDGET,
 )
 from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
+from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Symptom
@@ -110,7 +111,7 @@ def _work(
     _decode_work(found, window, reference, cost, delta)
     _small_steps(found, window, reference, cost)
     others = prompts if reference.seconds else Charges({S.PREFILL_INTERFERENCE: 1.0})
-    larger = steps.prompt_tokens > GROWN_LENGTH * cost.longest_chunk
+    larger = _larger_chunks(steps, reference, cost)
     larger_ns = float(shared_ns[larger].sum())
     expensive = co_more_ns > (EXPENSIVE - 1) * (co_ns - co_more_ns)
     several = larger.sum() >= LEAST_LARGER and not _were_cached(window, reference, larger)
@@ -122,6 +123,16 @@ def _work(
     charge_in_proportion(found.beside_ns, others, co_more_ns)
     charge_in_proportion(found.prompting_ns, prompts, own_more_ns)
     _co_decode(found, window, reference, cost, residual)
+
+
+def _larger_chunks(steps: Steps, reference: Reference, cost: Cost) -> np.ndarray:
+    """(steps,) bool: those with longer parts of prompts than any in the baseline; or, where the
+    budget is larger, with more prompt tokens. With the baseline's budget two prompts may come
+    together in one step by chance."""
+    limit = GROWN_LENGTH * cost.longest_chunk
+    alone = steps.prompt_tokens > limit * steps.prompt_rows
+    found: np.ndarray = alone | (steps.budget_tokens > reference.budget_tokens)
+    return found & (steps.prompt_tokens > limit)
 
 
 def _were_cached(window: Window, reference: Reference, larger: np.ndarray) -> bool:

@@ -335,3 +335,24 @@ def test_a_wave_is_due_to_what_held_it_up_also_where_steps_are_slower(
 
     assert found.harm_ns.ranked()[0][0] is first
     assert found.through[first, S.QUEUE_OVERLOAD] > 9 * SECOND
+
+
+def test_prompts_that_come_together_in_a_step_are_no_larger_parts_of_prompts() -> None:
+    """A baseline with prompts of 60 tokens, each alone in its step, of a budget of 512. Then two
+    come at once, one is three times as long, or a larger budget takes more of them."""
+    usual = np.vstack([decodes(2, 10, 300), prefills(60, 100), decodes(1, 10, 100)])
+    learnt = msgspec.structs.replace(
+        baseline(), cost=fit_cost(Steps(usual)), budget_tokens=512.0, prompt_tokens=60.0,
+        longest_prompt=60,
+    )  # fmt: skip
+    longer, together = prefills(180, 30), prefills(180, 30)
+    together[:, PLACES["prompt_rows"]] = 3
+    larger = together.copy()
+    larger[:, PLACES["budget_tokens"]] = 2_048
+
+    def harm_ns(table: np.ndarray) -> float:
+        return charged(table, reference=learnt).decoding_ns[S.PREFILL_INTERFERENCE]
+
+    assert harm_ns(together) == 0
+    assert harm_ns(longer) > SECOND
+    assert harm_ns(larger) > SECOND
