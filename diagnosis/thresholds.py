@@ -186,6 +186,10 @@ LONGEST_QUANTILE: Annotated[
     float, "quantile", "of lengths and gaps: the longest that is usual",
     "by hand, below 1: one odd request must not set the limit",
 ] = 0.99  # fmt: skip
+LONG_OUTPUT_SIGMAS: Annotated[
+    float, "sd of the lengths", "an answer that is longer than nearly all",
+    "as SIGMAS: of normal lengths one in 740",
+] = 3.0  # fmt: skip
 SLO_STAGES: Annotated[
     tuple[float, ...], "of the TTFT target; decode: of the ITL target",
     "usual time in ingest, first, decode, deliver before a baseline is learnt",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import exp
 from typing import NamedTuple
 
-from diagnosis.attribution.demand import binomial_tail
+from diagnosis.attribution.chance import binomial_tail
 from diagnosis.attribution.thresholds import MANY, TENANT_SHARE
 from diagnosis.detection.late import Arrival, Late, LateLog, largest_cluster
 from diagnosis.detection.reference import Reference

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 
 from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
-from diagnosis.attribution.engine_time import engine_time, queue_contributors
+from diagnosis.attribution.engine_time import caused_share, engine_time, queue_contributors
 from diagnosis.attribution.first_links import charge_first_links, of_a_wave
 from diagnosis.attribution.queue import take_queue
 from diagnosis.attribution.thresholds import CHURN_LOADS, INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
-from diagnosis.detection.reference import Reference, fit_cost
+from diagnosis.detection.reference import Reference
+from diagnosis.detection.step_cost import fit_cost
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Symptom
@@ -194,9 +195,7 @@ def _waits(
     engine is."""
     wave, held_up = of_a_wave(found, window, reference), _held_up(gateway)
     parts: dict[Symptom, Charges] = defaultdict(Charges)
-    contributors = (
-        Charges() if found.engine is None else shares_of(queue_contributors(found.engine))
-    )
+    contributors = Charges() if found.engine is None else _shares_of_queue(found.engine)
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
         if cause is S.ADAPTER_CHURN and window.counts.adapter_loads < CHURN_LOADS:
@@ -224,6 +223,13 @@ def _waits(
         effect: Charges({symptom: ns / total_ns for symptom, ns in causes.items()})
         for effect, causes in parts.items()
     }
+
+
+def _shares_of_queue(engine: EngineTime) -> Charges:
+    """Shares of what makes the queue; they add up to less than 1 where chance makes a part."""
+    contributors = queue_contributors(engine)
+    part = caused_share(engine, contributors)
+    return Charges({one: part * share for one, share in shares_of(contributors).items()})
 
 
 def _lost_blocks(window: Window) -> Symptom:

@@ -44,6 +44,7 @@ class EngineTime:
     range took. `demand_share` of the requests came beyond the baseline, charged to `demand`;
     `longer` are tokens of prompts and answers beyond their usual length, by cause; `fuller_ns` is
     requests' time beside more rows than usual, which nothing explains but their number.
+    `by_chance_ns` of the engine's time went to requests that chance brought.
     `claims` say what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it
     `has_gpu`."""
 
@@ -60,6 +61,7 @@ class EngineTime:
     demand_share: float = 0.0
     longer: Charges = field(default_factory=Charges)
     fuller_ns: float = 0.0
+    by_chance_ns: float = 0.0
     has_gpu: bool = False
     claims: dict[Symptom, str] = field(default_factory=dict)
     culprits: dict[Symptom, tuple[str, ...]] = field(default_factory=dict)

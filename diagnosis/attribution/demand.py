@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import comb, sqrt
+from math import sqrt
 
+from diagnosis.attribution.chance import (
+    binomial_tail,
+    predictive_tail,
+    skewed_sigmas,
+    standard_error,
+)
 from diagnosis.attribution.charges import Charges
 from diagnosis.attribution.thresholds import (
     DEMAND_SIGMAS,
@@ -28,6 +34,7 @@ from diagnosis.attribution.thresholds import (
     SIGMAS,
     TENANT_GROWTH,
     TENANT_SHARE,
+    UNSEEN,
     YOUNG_DEMAND_SIGMAS,
     YOUNG_S,
     YOUNG_SIGMAS,
@@ -46,11 +53,13 @@ class DemandDelta:
     """What was requested beyond the baseline, each 0 where chance explains it: `more_requests`,
     `choices` beyond the baseline's in all, `output_tokens` longer answers in all, and
     `prompt_tokens` computed beyond the baseline's, by cause. `demand` is the symptom that
-    `more_requests` are charged to: UNFAIRNESS where they come from one `tenant`."""
+    `more_requests` are charged to: UNFAIRNESS where they come from one `tenant`. `by_chance` are
+    requests beyond the baseline that are no cause, and take the engine's time all the same."""
 
     demand: Symptom
     tenant: str | None
     more_requests: float
+    by_chance: float
     choices: float
     output_tokens: float
     prompt_tokens: Charges
@@ -67,7 +76,11 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
     choices = 0.0
     requested = counts.choices_requested
     if _more_ask_for_choices(requested, reference) and _mean_grew(
-        requested, reference.choices, reference.choices_spread, GROWN_CHOICES, sigmas
+        requested,
+        reference.choices,
+        standard_error(reference.choices_spread, len(requested), _known_requests(reference)),
+        GROWN_CHOICES,
+        sigmas,
     ):
         choices = (counts.choices - reference.choices) * counts.requests
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
@@ -82,11 +95,18 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
         demand=demand,
         tenant=tenant,
         more_requests=more,
+        by_chance=0.0 if more else _beyond(window, reference),
         choices=choices,
         output_tokens=_longer_outputs(counts, reference, sigmas),
         prompt_tokens=_prompt_tokens(window, reference, demand, more, facts),
         facts=facts,
     )
+
+
+def _beyond(window: Window, reference: Reference) -> float:
+    """Requests beyond the baseline's rate; 0 before it is learnt."""
+    usual = reference.requests_per_s * window.seconds
+    return max(0.0, window.counts.requests - usual) if reference.seconds else 0.0
 
 
 def _prompt_tokens(
@@ -134,23 +154,19 @@ def _sigmas(window: Window, young: float, old: float) -> float:
     return young + min(1.0, max(0.0, grown)) * (old - young)
 
 
-def skewed_sigmas(sigmas: float, skew: float, count: int) -> float:
-    """How many standard errors the mean of `count` values is by chance beyond its own as seldom as
-    a normal mean is by `sigmas`: where few values are long, some of them come together. The first
-    term of the Cornish-Fisher expansion; a negative skew is taken as none."""
-    return sigmas + max(0.0, skew) * (sigmas * sigmas - 1) / (6 * sqrt(max(1, count)))
-
-
 def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> float:
     """Prompt tokens beyond the baseline: of all sequences if their mean grew, else of the few that
     are longer than any in the baseline, which a mean over many short ones hides."""
     lengths, baseline = counts.prompt_lengths, reference.prompt_tokens
     sigmas = skewed_sigmas(sigmas, reference.prompt_skew, len(lengths))
-    if _lengths_grew(lengths, baseline, reference.prompt_spread, sigmas):
+    error = standard_error(reference.prompt_spread, len(lengths), reference.prompts)
+    if _lengths_grew(lengths, baseline, error, sigmas):
         return len(lengths) * (counts.prompt_tokens - baseline)
     limit = GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
-    seen = bool(reference.longest_prompt) and len(longest) >= LEAST_GROWN
+    seen = bool(reference.longest_prompt) and _are_more(
+        len(longest), len(lengths), reference.longer_prompts, reference.prompts
+    )
     return sum(longest) - len(longest) * baseline if seen else 0.0
 
 
@@ -159,21 +175,46 @@ def _longer_outputs(counts: Counts, reference: Reference, sigmas: float) -> floa
     of the sequences that run and have more already than nearly any in the baseline."""
     lengths, baseline = counts.output_lengths, reference.output_tokens
     sigmas = skewed_sigmas(sigmas, reference.output_skew, len(lengths))
-    if _lengths_grew(lengths, baseline, reference.output_spread, sigmas):
+    error = standard_error(reference.output_spread, len(lengths), reference.outputs)
+    if _lengths_grew(lengths, baseline, error, sigmas):
         return counts.requests * (counts.output_tokens - baseline)
-    limit = max(GROWN_LENGTH * baseline, baseline + SIGMAS * reference.output_spread)
-    longest = [length for length in counts.open_lengths if length > limit]
-    seen = bool(reference.seconds) and len(longest) >= LEAST_GROWN
+    running = counts.open_lengths
+    usual = reference.long_output or baseline + SIGMAS * reference.output_spread
+    limit = max(GROWN_LENGTH * baseline, usual)
+    longest = [length for length in running if length > limit]
+    older = reference.longer_outputs_share * reference.outputs
+    seen = bool(reference.seconds) and _are_more(
+        len(longest), len(running), older, reference.outputs
+    )
     return sum(longest) - len(longest) * baseline if seen else 0.0
+
+
+def _are_more(count: int, total: int, seen: float, known: int) -> bool:
+    """Whether at least LEAST_GROWN of a total are long, and more than chance makes so where `seen`
+    of `known` were in the baseline. 0 `known`: a baseline of an older version, with no number."""
+    if count < LEAST_GROWN or not known:
+        return count >= LEAST_GROWN
+    return predictive_tail(count, total, seen, known) < UNSEEN
 
 
 def _missed(counts: Counts, reference: Reference, sigmas: float) -> float:
     """Prompt tokens that the prefix cache held in the baseline and does not now."""
-    baseline, count = reference.hit_requests_share, counts.admitted
-    by_chance = sigmas * (count * baseline * (1 - baseline)) ** 0.5
     missed = (reference.hit_share - counts.hit_share) * counts.known_tokens
-    fewer = baseline * count - counts.hit_requests > max(LEAST_MISSED, by_chance)
-    return missed if fewer and missed > MISSED_SHARE * counts.known_tokens else 0.0
+    is_part = missed > MISSED_SHARE * counts.known_tokens
+    return missed if is_part and _more_miss(counts, reference, sigmas) else 0.0
+
+
+def _more_miss(counts: Counts, reference: Reference, sigmas: float) -> bool:
+    """Whether the number of admitted requests without a hit is no chance: by the tail of counts, as
+    few miss where most hit; of more than MANY by `sigmas` standard deviations."""
+    count, baseline, known = counts.admitted, reference.hit_requests_share, reference.prompts
+    misses, usual = count - counts.hit_requests, (1 - baseline) * count
+    if misses - usual <= LEAST_MISSED:
+        return False
+    if known and count <= MANY:
+        return predictive_tail(misses, count, (1 - baseline) * known, known) < RARE
+    doubt = 1 + count / known if known else 1.0
+    return misses - usual > sigmas * sqrt(count * baseline * (1 - baseline) * doubt)
 
 
 def _surplus(
@@ -217,29 +258,25 @@ def _more_ask_for_choices(requested: list[int], reference: Reference) -> bool:
     return binomial_tail(several, total, share) < RARE
 
 
-def binomial_tail(least: int, total: int, share: float) -> float:
-    """The probability of at least so many of a total."""
-    return sum(
-        comb(total, count) * share**count * (1 - share) ** (total - count)
-        for count in range(least, total + 1)
-    )
+def _known_requests(reference: Reference) -> int:
+    return round(reference.requests_per_s * reference.seconds)
 
 
 def _mean_grew(
-    values: list[int], baseline: float, spread: float, times: float, sigmas: float
+    values: list[int], baseline: float, error: float, times: float, sigmas: float
 ) -> bool:
     """Whether the mean grew `times` over, and by more than `sigmas` standard errors."""
     if not values:
         return False
     mean = sum(values) / len(values)
-    return mean > times * baseline and mean - baseline > sigmas * spread / len(values) ** 0.5
+    return mean > times * baseline and mean - baseline > sigmas * error
 
 
-def _lengths_grew(lengths: list[int], baseline: float, spread: float, sigmas: float) -> bool:
+def _lengths_grew(lengths: list[int], baseline: float, error: float, sigmas: float) -> bool:
     """Whether their mean grew, and not by one or two of them alone: a baseline of a minute may have
     none of the long prompts that come now and then."""
     others = sorted(lengths)[: 1 - LEAST_GROWN]
-    return _mean_grew(lengths, baseline, spread, GROWN_LENGTH, sigmas) and (
+    return _mean_grew(lengths, baseline, error, GROWN_LENGTH, sigmas) and (
         sum(others) > GROWN_LENGTH * baseline * len(others)
     )
 

@@ -20,7 +20,8 @@ from diagnosis.attribution.device_thresholds import (
 )
 from diagnosis.attribution.thresholds import MOST
 from diagnosis.detection.gpus import DeviceUsual, GpuUsual, gpus_of
-from diagnosis.detection.reference import Cost, Reference
+from diagnosis.detection.reference import Reference
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement

@@ -32,7 +32,8 @@ from diagnosis.attribution.thresholds import (
     MOST,
     SMALL_BUDGET,
 )
-from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
+from diagnosis.detection.reference import Reference, own_prompts_ns
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
@@ -64,6 +65,13 @@ def queue_contributors(found: EngineTime) -> Charges:
         if sum(contributors.values()) > LEAST_QUEUE_SHARE * found.busy_ns
         else Charges()
     )
+
+
+def caused_share(found: EngineTime, contributors: Charges) -> float:
+    """Of what was taken beyond the baseline, the part that has a cause: the rest went to requests
+    that chance brought."""
+    caused_ns = sum(contributors.values())
+    return caused_ns / (caused_ns + found.by_chance_ns) if caused_ns else 0.0
 
 
 def _masks_and_samples(found: EngineTime, window: Window, reference: Reference, cost: Cost) -> None:
@@ -108,6 +116,8 @@ def _work(
         found.longer[symptom] += prompts.get(symptom, 0.0)
     for symptom, tokens in prompts.items():
         found.taken_ns[symptom] += tokens * token_ns
+    chance_tokens = delta.by_chance * reference.prompt_tokens * reference.computed_share
+    found.by_chance_ns += chance_tokens * token_ns
     _decode_work(found, window, reference, cost, delta)
     _small_steps(found, window, reference, cost)
     others = prompts if reference.seconds else Charges({S.PREFILL_INTERFERENCE: 1.0})
@@ -163,6 +173,7 @@ def _decode_work(
     zombies = float((steps.zombie_rows * steps.turn_ns / np.maximum(1, steps.rows)).sum())
     found.facts[M.ZOMBIE_ROWS] = float(steps.zombie_rows.sum())
     found.taken_ns[delta.demand] += delta.more_requests * each * token_ns
+    found.by_chance_ns += delta.by_chance * each * token_ns
     found.taken_ns[S.QUEUE_OVERLOAD] += delta.output_tokens * token_ns
     found.taken_ns[S.HEAVY_SAMPLING] += delta.choices * each * token_ns
     found.taken_ns[S.CANCELLATION_LEAK] += zombies
@@ -216,6 +227,6 @@ def _co_decode(
         found.decoding_ns[S.OVERSIZED_BATCH] += (1 - zombies) * excess_ns
         return
     contributors = queue_contributors(found)
-    if not contributors:
-        found.fuller_ns += (1 - zombies) * excess_ns
-    charge_in_proportion(found.decoding_ns, contributors, (1 - zombies) * excess_ns)
+    caused_ns = (1 - zombies) * excess_ns * caused_share(found, contributors)
+    found.fuller_ns += (1 - zombies) * excess_ns - caused_ns
+    charge_in_proportion(found.decoding_ns, contributors, caused_ns)

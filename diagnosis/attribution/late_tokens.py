@@ -26,8 +26,9 @@ from diagnosis.attribution.thresholds import ALIKE, MOST
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.late import Late, LateKind
-from diagnosis.detection.reference import Cost, Reference
+from diagnosis.detection.reference import Reference
 from diagnosis.detection.request_state import RequestState
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     CHARGED_SHARE,

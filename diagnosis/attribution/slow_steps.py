@@ -28,7 +28,8 @@ from diagnosis.attribution.thresholds import (
     THROTTLED,
 )
 from diagnosis.detection.counts import BUCKET_NS
-from diagnosis.detection.reference import Cost, Reference
+from diagnosis.detection.reference import Reference
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     COMES_AND_GOES,
@@ -125,7 +126,8 @@ def charge_slowness(
         charge_rows(
             found, S.HOST_STALL if paused_ns > STALLED * slow_ns else S.THROTTLED, steps, around
         )
-    if lost_ns - paused_ns > MOST * slow_ns:  # it did not run
+    did_not_run = lost_ns - paused_ns > MOST * slow_ns
+    if did_not_run and found.slow >= _slower_than_usual(reference):
         charge_rows(found, S.THROTTLED, steps, residual)
         return
     slow_cause = _slow_cause(found, window, reference, cost)
@@ -202,8 +204,10 @@ def _slower_than_usual(reference: Reference) -> float:
 
 
 def _lasted(window: Window, slow: float) -> bool:
-    """Whether steps that took `slow` times as long as predicted did so for long enough."""
-    return window.seconds >= LASTING_S and window.seconds * (slow - 1) >= LASTING_LOSS_S
+    """Whether steps that took `slow` times as long as predicted did so for long enough, and lost
+    as much: of the time in which there were any."""
+    busy_s = float(window.steps.turn_ns.sum()) / 1e9
+    return window.seconds >= LASTING_S and busy_s * (slow - 1) >= LASTING_LOSS_S
 
 
 def _goes_on(window: Window, cost: Cost) -> bool:

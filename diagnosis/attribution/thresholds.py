@@ -54,6 +54,10 @@ RARE: Annotated[
     float, "probability", "so many requests with choices by chance",
     "by hand: as rare as YOUNG_SIGMAS of a count that is not normal",
 ] = 1e-4  # fmt: skip
+UNSEEN: Annotated[
+    float, "probability", "so many longer than nearly all of the baseline by chance",
+    "by hand, above RARE: these few are what is late, and the excess has passed a test of its own",
+] = 0.01  # fmt: skip
 MANY: Annotated[
     int, "requests", "of more the mean decides; of a larger batch the first tell whose it is",
     "by hand: of as many the normal approximation is good",

@@ -290,7 +290,7 @@ class Aggregator:
 
     def _step(self, step: StepRecorded) -> None:
         since_ns = step.begin_ns if self._commit_ns is None else self._commit_ns
-        turn_ns = max(1, step.committed_ns - min(since_ns, step.begin_ns))
+        turn_ns = max(1, step.committed_ns - since_ns)
         self._commit_ns = step.committed_ns
         counts = self._at(step.committed_ns)
         if self._last_step_id is not None and step.step_id > self._last_step_id + 1:

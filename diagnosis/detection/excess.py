@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from diagnosis.detection.counts import BUCKET_NS, Counts, Stage
-from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
+from diagnosis.detection.reference import Reference, own_prompts_ns
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import ON_TIME
 from diagnosis.thresholds import (

@@ -44,9 +44,10 @@ NOT_SAMPLED = HostTime()
 
 
 def host_time(samples: Sequence[HostSampled], steps: Steps, begin_ns: int) -> HostTime:
-    """The samples that were taken in a window from `begin_ns` on; `steps` are those of all their
-    spans. Of a sample that began before the window, the part counts that the engine worked in it:
-    its thread is taken to have been as slow in both parts."""
+    """The samples that were taken in a window from `begin_ns` on and have the times of the engine's
+    thread; `steps` are those of all their spans. Of a sample that began before the window, the part
+    counts that the engine worked in it: its thread is taken to have been as slow in both."""
+    samples = [one for one in samples if one.engine_run_ns is not None]
     if not samples:
         return NOT_SAMPLED
     ends_ns = np.array([one.at_ns for one in samples], dtype=np.float64)

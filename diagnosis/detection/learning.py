@@ -26,7 +26,7 @@ from diagnosis.detection.excess import (
     stopped_stats,
 )
 from diagnosis.detection.reference import Reference, fit_baseline
-from diagnosis.detection.speed import SpeedDrift
+from diagnosis.detection.step_cost import SpeedDrift
 from diagnosis.thresholds import (
     IDLE_TICKS,
     LEAST_FIRST_TOKENS,

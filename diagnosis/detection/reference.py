@@ -19,81 +19,19 @@ from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.gpus import DeviceUsual, GpuUsual, device_usual, gpus_of
 from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
 from diagnosis.detection.late import Tails
-from diagnosis.detection.steps import FEATURES, Steps
+from diagnosis.detection.step_cost import Cost, fit_cost
+from diagnosis.detection.steps import Steps
 from diagnosis.thresholds import (
-    COMMON_SHARE,
-    COMMON_STEPS,
+    LONG_OUTPUT_SIGMAS,
     LONGEST_QUANTILE,
-    RANGE_MARGIN,
     SLO_SPREAD,
     SLO_STAGES,
 )
-from telemetry.costs.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
-_RANGE_MARGIN = np.array(RANGE_MARGIN)
 _MOST_TENANTS = 64
-
-Columns = tuple[float, ...]
-
-
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """A linear model of the ns of a step: a constant and a coefficient for each of
-    `steps.FEATURES`, for the forward pass, for sampling (without masks) and for the work of the
-    host around them.
-
-    `step_terms` (`stairs` in files) are added to the forward pass where more rows decode than each
-    of BASELINE's knots: kernels compute rows by the tile, and the first row of a tile costs as much
-    as all of it. The model is in range for steps with at most `most` of each feature and at least
-    `least_rows` decode rows, values that were common. `longest_chunk` is the largest number of
-    prompt tokens in one step.
-    """
-
-    forward: Columns
-    step_terms: Columns = msgspec.field(name="stairs")
-    sample: Columns
-    host: Columns
-    most: Columns
-    longest_chunk: float
-    least_rows: float = 0.0
-
-    def forward_ns(self, steps: Steps) -> np.ndarray:
-        found: np.ndarray = _predicted(self.forward, steps) + self._step_terms_ns(steps)
-        return found
-
-    def sample_ns(self, steps: Steps) -> np.ndarray:
-        return _predicted(self.sample, steps)
-
-    def host_ns(self, steps: Steps) -> np.ndarray:
-        return _predicted(self.host, steps)
-
-    def prompt_ns(self, steps: Steps) -> np.ndarray:
-        """(steps,) ns for the prompt tokens of each step: of the forward pass, and their scores."""
-        found: np.ndarray = self.prompt_forward_ns(steps) + steps.score_ns
-        return found
-
-    def prompt_forward_ns(self, steps: Steps) -> np.ndarray:
-        """(steps,) ns of the forward pass for the prompt tokens of each step."""
-        found: np.ndarray = self.forward[1] * steps.prompt_tokens + self.forward[2] * steps.pairs
-        return found
-
-    def decode_ns(self, steps: Steps) -> np.ndarray:
-        """(steps,) ns of the forward pass for all decode rows of each step."""
-        tokens, context = steps.decode_tokens, steps.context_tokens
-        found: np.ndarray = self.forward[3] * tokens + self.forward[4] * context
-        found = found + self._step_terms_ns(steps)
-        return found
-
-    def _step_terms_ns(self, steps: Steps) -> np.ndarray:
-        found: np.ndarray = _step_terms(steps) @ np.array(self.step_terms)
-        return found
-
-    def in_range(self, steps: Steps) -> np.ndarray:
-        """(steps,) bool: whether the model holds for a step of this size."""
-        no_more = (steps.features <= _RANGE_MARGIN * np.array(self.most)).all(axis=1)
-        return np.asarray(no_more & (steps.decode_rows >= self.least_rows))
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +46,13 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     to first commit (`first_log` in files). `ingest_work_ns` is parsing and tokenizing, per request.
 
     Demand. `dispersion` is the index of dispersion of arrivals (1: independent). Lengths are mean
-    tokens of a sequence, skews their standardized third moments (0: as many longer as shorter);
-    `longest_prompt` is the 99th percentile. `several_share` is the share of
-    requests with more choices than the mean. `hit_share` of prompt tokens are cached, the KV of
-    `received_share` comes from another engine; `hit_requests_share` of admissions had any cached.
+    tokens of a sequence, of `prompts` and `outputs` sequences; skews are their standardized third
+    moments (0: as many longer as shorter). `longest_prompt` is the 99th percentile,
+    `longer_prompts` are beyond it. Hardly any answer is longer than `long_output`; of the sequences
+    that run at a moment `longer_outputs_share` have more tokens already. `several_share` is the
+    share of requests with more choices than the mean. Of prompt tokens `hit_share` are cached, and
+    the KV of `received_share` comes from another engine; `hit_requests_share` of admissions had any
+    cached.
 
     Engine. `budget_tokens` is the mean of a step with a configured budget, `chunks` are prefill
     rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
@@ -119,7 +60,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     the loop had work: ready without a CPU, and neither running nor ready.
 
     `gpus` and `device` are None or empty where nothing is measured. `speed_spread` is how much the
-    machine's speed varies, a log ratio (`speed`). `tails` show what a mean does not.
+    machine's speed varies, a log ratio (`step_cost`). `tails` show what a mean does not.
     """
 
     seconds: float
@@ -162,6 +103,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     speed_spread: float = 0.0
     prompt_skew: float = 0.0
     output_skew: float = 0.0
+    prompts: int = 0
+    outputs: int = 0
+    longer_prompts: int = 0
+    long_output: float = 0.0
+    longer_outputs_share: float = 0.0
 
     @property
     def computed_share(self) -> float:
@@ -184,29 +130,6 @@ def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
     )  # fmt: skip
 
 
-def fit_cost(steps: Steps) -> Cost | None:
-    """Fit the cost model by least squares on relative errors; None for too few steps. The fit is
-    robust to stalled steps but keeps the mean of all, since a queue adds small biases up."""
-    if len(steps) < BASELINE.least_steps:
-        return None
-    columns = _fit(BASELINE, np.hstack([steps.features, _step_terms(steps)]), steps.forward_ns)
-    split = len(columns) - len(BASELINE.knots)
-    unpriced = (0.0,) * (len(FEATURES) - len(AROUND.terms))
-    sample, host = (
-        _fit(AROUND, steps.features[:, len(unpriced) :], spans_ns)
-        for spans_ns in (steps.sample_ns, steps.host_ns)
-    )
-    return Cost(
-        forward=columns[:split],
-        step_terms=columns[split:],
-        sample=(sample[0], *unpriced, *sample[1:]),
-        host=(host[0], *unpriced, *host[1:]),
-        most=_common_max(steps.features),
-        longest_chunk=float(steps.prompt_tokens.max()),
-        least_rows=-_common_max(-steps.decode_rows[:, None])[0],
-    )
-
-
 def fit_baseline(
     seconds: float,
     counts: Counts,
@@ -220,6 +143,8 @@ def fit_baseline(
     per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
     live = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
     stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
+    longest_prompt = quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0
+    long_output = counts.output_tokens + LONG_OUTPUT_SIGMAS * _spread(counts.output_lengths)
     first_commit_logs = [late for _, late in counts.first_commit_logs]
     return Reference(
         seconds=seconds,
@@ -246,7 +171,12 @@ def fit_baseline(
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
         output_skew=_skew(counts.output_lengths),
-        longest_prompt=quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0,
+        longest_prompt=longest_prompt,
+        prompts=len(counts.prompt_lengths),
+        longer_prompts=sum(length > longest_prompt for length in counts.prompt_lengths),
+        outputs=len(counts.output_lengths),
+        long_output=long_output,
+        longer_outputs_share=_older_share(counts.output_lengths, long_output),
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         received_share=counts.received_share,
@@ -305,29 +235,14 @@ def _skew(values: Sequence[float]) -> float:
     return float(np.mean(((np.array(values) - np.mean(values)) / spread) ** 3))
 
 
+def _older_share(lengths: Sequence[int], limit: float) -> float:
+    """Of the sequences that run at a moment, the part that has more than `limit` tokens already:
+    the mean of what is beyond it over the mean length (renewal theory)."""
+    return sum(max(0.0, length - limit) for length in lengths) / max(1, sum(lengths))
+
+
 def _several_share(counts: Counts) -> float:
     """Share of requests with more choices than the mean; by Laplace's rule of succession not 0."""
     requested, mean = counts.choices_requested, counts.choices
     several = sum(number > mean for number in requested)
     return (several + 1) / (len(requested) + 2)
-
-
-def _step_terms(steps: Steps) -> np.ndarray:
-    """(steps, knots), 1 where more rows decode than the knot."""
-    return (steps.decode_rows[:, None] > np.array(BASELINE.knots)).astype(np.float64)
-
-
-def _common_max(features: np.ndarray) -> Columns:
-    """Of each feature the largest value that COMMON_SHARE of the steps reached."""
-    rank = min(len(features), max(COMMON_STEPS, int(COMMON_SHARE * len(features))))
-    ordered = np.sort(features, axis=0)
-    return tuple(map(float, ordered[-rank]))
-
-
-def _predicted(columns: Columns, steps: Steps) -> np.ndarray:
-    return np.asarray(columns[0] + steps.features @ np.array(columns[1:]))
-
-
-def _fit(preset: Preset, features: np.ndarray, spans_ns: np.ndarray) -> Columns:
-    columns = np.column_stack((np.ones(len(features)), features))
-    return tuple(fit(preset, columns, np.maximum(spans_ns, 1000.0)).coefficients.tolist())

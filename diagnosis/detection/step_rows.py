@@ -21,10 +21,11 @@ def row_of(
 ) -> StepRow:
     """What is known of its sequences comes with it."""
     load, device = load_of_step(step), device_of(step)
-    forward_ns = max(0, step.sample_ns - step.forward_ns)
+    since_ns = step.committed_ns - turn_ns
+    forward_ns = max(0, step.sample_ns - max(step.forward_ns, since_ns))
     score_ns = min(step.score_ns, forward_ns, turn_ns)
     forward_ns -= score_ns
-    sample_ns = max(0, step.collected_ns - step.sample_ns)
+    sample_ns = max(0, step.collected_ns - max(step.sample_ns, since_ns))
     mask_ns = min(step.mask_ns, sample_ns)
     forward_ns = min(forward_ns, turn_ns - score_ns)
     return StepRow(

@@ -65,6 +65,7 @@ class MeanHarm:
         self._empty_ticks = 0
         self._standing: list[Finding] = []
         self._pending_symptom: Symptom | None = None
+        self._charged_before: Symptom | None = None
         self._peak = 0.0
         self.excess = 0.0
         self.blame: Blame | None = None
@@ -124,7 +125,7 @@ class MeanHarm:
         self.window_begin_ns = end_ns - WINDOW_NS
         self.blame = None
         if onset_ns is None or not is_judged:
-            self._standing, self._peak = [], 0.0
+            self._standing, self._peak, self._charged_before = [], 0.0, self._pending_symptom
             return []
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
@@ -158,11 +159,15 @@ class MeanHarm:
                 self._detector.promote()
 
     def _settled(self, charged: list[Finding]) -> list[Finding]:
-        """The findings that stand while the alarm fires. They are not withdrawn for one quiet tick,
-        and none is made once the harm has eased. An alarm without findings is cleared: soon if it
-        eases, which is normal variation; else after GIVEN_UP_TICKS."""
+        """The findings that stand while the alarm fires. The first are made when two ticks in a row
+        have the same first cause; they are not withdrawn for one quiet tick, and none is made once
+        the harm has eased. An alarm without findings is cleared: soon if it eases, which is normal
+        variation; else after GIVEN_UP_TICKS."""
         self._peak = max(self._peak, self.excess)
-        if charged and (self._standing or not self._detector.has_eased):
+        before, first = self._charged_before, charged[0].symptom if charged else None
+        self._charged_before = first
+        is_sure = bool(self._standing) or (first is before and not self._detector.has_eased)
+        if charged and is_sure:
             self._empty_ticks, self._standing = 0, charged
             return charged
         self._empty_ticks += 1

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.diagnosis.predicted_gain import PredictedGain
 from benchmarks.diagnosis.virtual.twin_attribution import compared, question_of
 from benchmarks.diagnosis.weighing import Pair, TwinLatencies, summary
-from diagnosis.root_cause.interventions import Cause, interventions
+from diagnosis.root_cause.interventions import Cause, Intervention, interventions
 from diagnosis.root_cause.prefixes import restored_prefixes
 from lab.replay.noise import Disturbance
 from lab.twins.registry import build_twin
+from lab.twins.simulated_run import REFERENCE
+from telemetry.facts.engine_records import CacheFlushed
+from telemetry.facts.records import fact_ns
 
 pytestmark = pytest.mark.long
 
@@ -64,6 +69,23 @@ def test_prompts_that_miss_a_full_cache_get_the_hits_of_the_reference() -> None:
     healthy = question_of(build_twin("queue_overload", SEED, "requests"))
     assert restored_prefixes(healthy) == {}
     assert Cause.PREFIX not in interventions(healthy)
+
+
+def test_prompts_that_begin_differently_are_a_cause_whether_or_not_the_cache_was_flushed() -> None:
+    """A flush from before the reference hides nothing; one in the window is undone, too."""
+    twin = build_twin("prefix_cache_cold", SEED, "salt")
+    window = question_of(twin).window
+
+    def edit(flushed_ns: int) -> Intervention:
+        flush = CacheFlushed(at_ns=flushed_ns, step_id=0, blocks=1)
+        facts = sorted([*twin.facts, flush], key=fact_ns)
+        return interventions(question_of(replace(twin, facts=facts)))[Cause.PREFIX]
+
+    old, new = edit(REFERENCE.begin_ns - 1_000_001), edit(window.begin_ns + 1_000_001)
+    assert old.flushes
+    assert not new.flushes
+    assert old.prefixes
+    assert new.prefixes == old.prefixes
 
 
 def test_noise_scales_with_the_cost_of_an_iteration_and_a_stall_keeps_its_length() -> None:

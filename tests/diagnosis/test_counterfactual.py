@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from diagnosis.root_cause.counterfactual import (
     NOISE_BAND,
-    Explanation,
     _shapley,
     explain,
     finished_in_both,
@@ -154,6 +153,7 @@ def test_the_injected_cause_has_the_largest_gain(name: str) -> None:
 def test_a_healthy_engine_has_no_cause(rate: float) -> None:
     """A busy engine has a queue now and then, which no difference from the reference causes."""
     found = explain(Twin(rate=rate).question(3))
+    assert found.compared
     assert all(gain.gain < 0.15 for gain in found.gains), found
 
 
@@ -280,8 +280,30 @@ def test_a_window_without_requests_has_no_explanation() -> None:
         Twin(rate=1.0).question(2), window=Span(500 * SECOND, 600 * SECOND)
     )
     found = explain(question)
-    assert found == Explanation(requests=0, moved={}, gains=(), tried=())
-    assert found.top is None
+    assert (found.requests, found.compared) == (0, False)
+    assert found.reference_requests
+    assert (found.moved, found.gains, found.tried, found.top) == ({}, (), (), None)
+
+
+def test_a_baseline_with_the_same_limits_leaves_nothing_moved() -> None:
+    """Prompts are not chunked: neither here nor there."""
+    twin, _ = TWINS["long prompts in one piece"]
+    question = twin.question(7)
+    same = dataclasses.replace(question, reference=None, baseline=question.run.started)
+    found = explain(same)
+    assert found.compared
+    assert found.requests == found.reference_requests
+    assert found.moved == {}
+
+    chunked = replace(question.run.started, chunked_prefill=True)
+    other = explain(dataclasses.replace(same, baseline=chunked))
+    assert "worst_gap_mean" in other.moved
+    assert other.top is Cause.CHUNKS, other
+
+
+def test_a_baseline_without_limits_is_compared_with_nothing() -> None:
+    found = explain(dataclasses.replace(Twin(rate=1.0).question(2), reference=None))
+    assert (found.compared, found.reference_requests) == (False, None)
 
 
 # --- the command ---
@@ -315,6 +337,23 @@ def test_the_command_names_the_root_cause_and_its_remedy(
     assert main(["diagnose", str(path), "--root", "--json", *spans(end_ns)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["explanation"]["gains"][0]["cause"] == "stalls"
+
+
+def left_at_once(arrival: Arrival) -> Arrival:
+    """Those in the window are cancelled before their first token."""
+    return dataclasses.replace(arrival, cancel_ns=1) if WINDOW.has(arrival.at_ns) else arrival
+
+
+def test_a_window_of_cancelled_requests_is_not_said_to_be_like_its_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cancelled.journal"
+    end_ns = journal_with(Twin(disturb=left_at_once), path)
+    assert main(["diagnose", str(path), "--root", *spans(end_ns)]) == 0
+    said = capsys.readouterr().out
+    assert "no latency has changed" not in said
+    assert "too few finished requests to compare: 0, and" in said
+    assert "in the reference" in said
 
 
 def test_a_reference_before_the_engine_is_refused(

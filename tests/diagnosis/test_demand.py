@@ -15,7 +15,8 @@ from diagnosis.attribution.demand import demand_delta, share_grew
 from diagnosis.attribution.thresholds import SIGMAS
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.excess import slow_step_excess
-from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
+from diagnosis.detection.reference import Reference, fit_baseline, slo_baseline
+from diagnosis.detection.step_cost import fit_cost
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom

@@ -17,7 +17,8 @@ from diagnosis.attribution.engine_time import (
 )
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
-from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
+from diagnosis.detection.reference import Reference, fit_baseline, slo_baseline
+from diagnosis.detection.step_cost import fit_cost
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom

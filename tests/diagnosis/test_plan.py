@@ -29,7 +29,7 @@ from telemetry.facts.records import Fact, RequestEnded
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from telemetry.requests.slo_policy import SloClass, SloPolicy
-from tests.support.worlds.replayed import close, facts_at
+from tests.support.worlds.replayed import close, facts_at, of_a_slower_model
 
 SHAPE = ModelShape(2, 64, 64, 32, 128, 1000, 2.0, 256)
 WORKLOAD = Workload(users=8, prompt_tokens=24, output_tokens=16)
@@ -98,6 +98,38 @@ def test_a_single_user_never_queues(cost: IterationCost) -> None:
     assert close(latency["tpot"].p50_ms, step_ms, 0.03)
 
 
+def test_one_users_predicted_rate_is_its_tokens_over_its_request_time(journal: Path) -> None:
+    workload = Workload(users=1, prompt_tokens=8, output_tokens=9)
+    (point,) = plan_capacity(open_journal(journal), workload).points
+    request_s = (point.ttft_p50_ms + 8 * point.itl_p50_ms) / 1e3
+    assert close(point.output_tokens_per_s, 9 / request_s, 0.02)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(40, 25), (80, 1)])
+def test_a_workload_longer_than_the_models_context_is_refused(
+    journal: Path, prompt: int, output: int
+) -> None:
+    workload = Workload(users=1, prompt_tokens=prompt, output_tokens=output)
+    with pytest.raises(NotReplayable, match="more than the 64"):
+        plan_capacity(open_journal(journal), workload)
+
+
+def test_a_workload_as_long_as_the_models_context_is_served_in_full(journal: Path) -> None:
+    workload = Workload(users=1, prompt_tokens=40, output_tokens=24)
+    (point,) = plan_capacity(open_journal(journal), workload).points
+    assert close(point.output_tokens_per_s, 24 * 1e3 / (23 * point.itl_p50_ms), 0.2)
+
+
+def test_a_plan_is_made_from_the_steps_of_engines_like_the_last_one(
+    facts: list[Fact], journal: Path, tmp_path: Path
+) -> None:
+    """Another model ran before it, three times slower."""
+    path = tmp_path / "two.journal"
+    write_journal(path, [*of_a_slower_model(facts), *facts], MonotonicClock(), "test")
+    alone = plan_capacity(open_journal(journal), WORKLOAD)
+    assert plan_capacity(open_journal(path), WORKLOAD) == alone
+
+
 def test_throughput_does_not_rise_beyond_the_slots(journal: Path) -> None:
     """It stops rising at the batch of eight, while TTFT keeps rising."""
     workload = Workload(users=32, prompt_tokens=24, output_tokens=16, slo_class="batch")
@@ -130,6 +162,7 @@ def test_the_command_prints_text_and_json(
         (["--users", "0"], 2, "at least 1"),
         (["--slo-class", "gold"], 2, "one of"),
         (["--memory", "100KiB"], 1, "more --memory"),
+        (["--prompt", "60", "--output", "5"], 1, "more than the 64"),
     ],
 )
 def test_a_plan_that_is_not_possible_is_one_line_of_error(
@@ -143,10 +176,11 @@ def test_records_are_judged_by_the_classes_of_the_server_that_wrote_them(
     facts: list[Fact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`plan` takes such a class, and `replay` its targets, unless a file names others."""
+    short = ["--prompt", "24", "--output", "16"]
     gold = SloPolicy({"gold": SloClass(name="gold", ttft_ns=10**9, itl_ns=10**8)}, default="gold")
     path = tmp_path / "gold.journal"
     write_journal(path, facts, MonotonicClock(), "test", slo=gold)
-    assert main(["plan", str(path), "--slo-class", "gold", "--users", "1"]) == 0
+    assert main(["plan", str(path), "--slo-class", "gold", "--users", "1", *short]) == 0
     assert main(["plan", str(path), "--slo-class", "chat"]) == 2
     assert "one of gold" in capsys.readouterr().err
     assert stated_policy(None, open_journal(path)) == gold

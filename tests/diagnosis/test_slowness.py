@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,22 @@ from diagnosis.detection.holders import Held
 from diagnosis.detection.step_rows import row_of
 from diagnosis.promises.step_clock import ENGINE, PROMPTS, StepClock
 from diagnosis.root_cause.question import Question
-from diagnosis.root_cause.slowness import without_residual, without_stalls
+from diagnosis.root_cause.slowness import (
+    NoiseFilter,
+    without_masks,
+    without_residual,
+    without_samples,
+    without_stalls,
+)
 from diagnosis.spans import Span
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.noise import Disturbance
+from lab.simulation.scenarios import small_limits
+from service.engine.limits_record import record_of
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.facts.records import Fact
 from tests.support.worlds.facts import decode, prefill, step
+from tests.support.worlds.replayed import run_of
 
 MS = 1_000_000
 REFERENCE, WINDOW = Span(0, 1_000 * MS), Span(1_000 * MS, 2_000 * MS)
@@ -69,6 +82,55 @@ def test_iterations_after_the_window_are_unchanged() -> None:
         *_, stalled, last = keep(turns)
         assert stalled != stall
         assert last == later
+
+
+SLOW = {105: 8, 106: 8, 107: 4}
+"""Steps of the window that spent so many ms on masks or on sampling."""
+
+
+def overlapping(slow: Callable[[StepRecorded, int], StepRecorded]) -> Question:
+    """A step of 20 ms launched every 10 ms, each while the one before it is in flight, but for
+    those of SLOW, which make theirs and all later ones late."""
+    facts: list[Fact] = [
+        EngineStarted(
+            at_ns=0, pid=0, model="m", backend="b", dtype="d", pipeline_depth=2,
+            **record_of(small_limits()),
+        )
+    ]  # fmt: skip
+    late = 0
+    for number in range(120):
+        rows = [decode(seq_id) for seq_id in range(1 + number % 4)]
+        begin = 10 * number + late
+        late += SLOW.get(number, 0)
+        one = step(number, begin, 10 * number + 20 + late, rows)
+        facts.append(slow(one, SLOW.get(number, 0) * MS))
+    run = run_of(facts)
+    return Question(run, fit_iterations([run]), REFERENCE, WINDOW)
+
+
+def shortened_ms(question: Question, keep: NoiseFilter | None) -> dict[int, int]:
+    """By step, in their order, how much shorter its disturbance becomes."""
+    assert keep is not None
+    before = question.cost.disturbances
+    less = [
+        round((was.ratio - now.ratio) * was.cost_ns / MS)
+        for was, now in zip(before, keep(before), strict=True)
+    ]
+    return {number: ms for number, ms in enumerate(less) if ms}
+
+
+def test_of_overlapping_steps_those_get_shorter_that_spent_time_on_masks() -> None:
+    question = overlapping(lambda one, spent_ns: msgspec.structs.replace(one, mask_ns=spent_ns))
+
+    assert shortened_ms(question, without_masks(question)) == SLOW
+
+
+def test_of_overlapping_steps_those_get_shorter_that_sampled_for_longer() -> None:
+    question = overlapping(
+        lambda one, spent_ns: msgspec.structs.replace(one, sample_ns=one.sample_ns - spent_ns)
+    )
+
+    assert shortened_ms(question, without_samples(question)) == SLOW
 
 
 def test_scores_of_a_prompt_are_work_of_prompts_and_no_slowness() -> None:

@@ -34,7 +34,7 @@ NO_THRESHOLD = {
     "MOST_VALUE", "MOST", "LATEST_S", "LATEST_MS", "LATEST_NS", "LONGEST_MS", "_LONGEST_S",
     "_APART_NS", "_SERVER_ERROR", "_LENGTH_BYTES", "MAX_LINE_BYTES", "MAX_WHOLE_BYTES",
     "MAX_BYTES", "MAX_KEPT", "MAX_SCRAPE_BYTES", "MAX_SCRAPES", "INTERVAL_NS", "_TIMEOUT_S",
-    "_TELL_EVERY_LINES",
+    "_TELL_EVERY_LINES", "LONGEST_SAMPLE", "_HEAD_BYTES", "ALWAYS_NS",
 }  # fmt: skip
 # nothing, one, a half and a pair; units; a microsecond, so that no length is divided by 0
 PLAIN = {0, 1, 2, 0.5, 1e3, 1e6, 1e9, 1e-9}

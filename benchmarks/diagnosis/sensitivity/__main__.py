@@ -11,7 +11,6 @@ its facts. A sweep that was stopped goes on where it was; changed code begins a 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from multiprocessing import Pool
 from pathlib import Path
@@ -21,21 +20,11 @@ from benchmarks.diagnosis.sensitivity.changes import variants
 from benchmarks.diagnosis.sensitivity.result import Sweep, text
 from benchmarks.diagnosis.sensitivity.summary import plain_of, rows_of
 from benchmarks.diagnosis.sensitivity.sweep import Judged, cases, judged_in
+from benchmarks.diagnosis.version import code_digest
 from benchmarks.machine import machine
 
 OUT = RESULTS.parent / "sensitivity.json"
 FIRST_SEED = 7000  # those below were looked at while rules changed
-_ROOT = Path(__file__).resolve().parents[3]
-_DECIDING = ("diagnosis", "lab", "telemetry", "service/engine")
-
-
-def code_digest() -> str:
-    """Of the modules that decide what a twin is and what is said of it."""
-    digest = hashlib.sha256()
-    for top in _DECIDING:
-        for page in sorted((_ROOT / top).rglob("*.py")):
-            digest.update(page.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def main() -> int:

@@ -20,9 +20,10 @@ from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
 from diagnosis.detection.excess import prompt_excess, slow_step_excess
 from diagnosis.detection.learning import BaselineLearner
-from diagnosis.detection.reference import Reference, fit_baseline, fit_cost
+from diagnosis.detection.reference import Reference, fit_baseline
 from diagnosis.detection.request_state import AffectedRequest
 from diagnosis.detection.requests import Requests
+from diagnosis.detection.step_cost import fit_cost
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis

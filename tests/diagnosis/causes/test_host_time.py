@@ -116,3 +116,25 @@ def test_work_before_a_moment_is_the_sum_of_the_turns_up_to_it(
 
     for moment, busy_ns in zip(moments, found.tolist(), strict=True):
         assert busy_ns == sum(max(0, min(end, moment) - begin) for begin, end in spans) * MS
+
+
+def test_a_sample_without_the_times_of_the_thread_says_nothing_of_lost_time() -> None:
+    """The first sample of a new process has none: it is the first of two readings."""
+    busy, unknown = steps(*steady(0, 3_000)), HostSampled(at_ns=1_000 * MS, window_ns=SECOND)
+
+    assert host_time([unknown], busy, 0) is NOT_SAMPLED
+    both = host_time([unknown, sample(2_000, 1_000)], busy, 0)
+    assert both.busy_ns == both.run_ns == 1_000 * MS
+
+
+def test_steps_that_overlap_have_turns_whose_sum_is_the_time_that_passed() -> None:
+    """A GPU's engine launches a step before it has committed the one before."""
+    counted = Aggregator()
+    for number, (begin, end) in enumerate([(0, 40), (30, 50), (41, 60), (51, 70)]):
+        counted.on_fact(step(number, begin, end, []))
+
+    rows = counted.steps(0, 100 * MS)
+
+    assert rows.turn_ns.tolist() == [40 * MS, 10 * MS, 10 * MS, 10 * MS]
+    assert rows.forward_ns.tolist() == [40 * MS, 10 * MS, 10 * MS, 10 * MS]
+    assert not rows.host_ns.any()

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from diagnosis.attribution.slow_steps import off_cpu_symptom
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
 from diagnosis.detection.host_time import HostTime
-from diagnosis.detection.reference import Cost, slo_baseline
+from diagnosis.detection.learning import BaselineLearner
+from diagnosis.detection.reference import slo_baseline
+from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import FEATURES, StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_findings import named_by_late
 from telemetry.costs.cost_model import BASELINE
 
@@ -73,3 +77,17 @@ def test_steps_that_are_slow_now_and_then_are_told_by_what_the_host_measured(
     seen = window(ran_ms * MS, waited_ms * MS)
 
     assert off_cpu_symptom(seen, usual, TEN_MS) is cause
+
+
+def test_a_cause_is_said_when_two_ticks_in_a_row_have_it() -> None:
+    """One tick of a burst may look like anything; what stands is not withdrawn for one quiet
+    tick."""
+    harm = MeanHarm(Aggregator(), BaselineLearner(Aggregator()))
+    harm.excess = 3.0
+    stall, starved = finding(S.HOST_STALL), finding(S.CPU_STARVATION)
+
+    assert harm._settled([stall]) == []
+    assert harm._settled([starved]) == []
+    assert harm._settled([starved]) == [starved]
+    assert harm._settled([]) == [starved]
+    assert harm._settled([stall]) == [stall]

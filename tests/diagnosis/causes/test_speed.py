@@ -7,8 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from diagnosis.detection.reference import fit_cost
-from diagnosis.detection.speed import SpeedDrift
+from diagnosis.detection.step_cost import SpeedDrift, fit_cost
 from diagnosis.detection.steps import Steps
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser
