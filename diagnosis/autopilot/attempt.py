@@ -13,7 +13,7 @@ from diagnosis.autopilot import words
 from diagnosis.autopilot.books import Books
 from diagnosis.autopilot.desk import Asked, Desk, State
 from diagnosis.autopilot.memory import Memory
-from diagnosis.autopilot.proposal import Values, values_of
+from diagnosis.autopilot.proposal import Values, leads_back, values_of, whole
 from diagnosis.autopilot.thresholds import ANSWER_WITHIN_NS, CONFIRM_WITHIN_NS, RECHECK_NS
 from diagnosis.autopilot.trial import Running, is_other_load
 from telemetry.facts.reasons import AutopilotDecision as Decision
@@ -53,6 +53,7 @@ class Attempt:
     def restarted(self, now_ns: int) -> None:
         """The engine ended. What is not proven goes back: it may be why."""
         if self.state is State.ROLLING_BACK:
+            self._puts, self.is_refused = 0, False  # the owner of the limits restores ours first
             return
         if self.running.applied_ns is not None:
             self._tell(now_ns, Decision.VOIDED, Reason.ENGINE_RESTARTED)
@@ -63,7 +64,7 @@ class Attempt:
         """An operator changed limits. Those of the attempt are not touched any more, and the rest
         of it goes back; others make what was measured void."""
         running = self.running
-        theirs = running.back.keys() & set(names)
+        theirs = running.back.keys() & set(whole(names))
         if not theirs:
             if self.state is State.MEASURING:
                 self._void(now_ns, Reason.OPERATOR)
@@ -120,12 +121,13 @@ class Attempt:
 
     def _recheck(self, now_ns: int) -> None:
         if self.asked is None:
-            if now_ns - self.since_ns >= RECHECK_NS:
+            is_due = now_ns - self.since_ns >= RECHECK_NS
+            if is_due and not self._desk.is_searching(now_ns):
                 self.asked = self._desk.ask(now_ns)
         elif self.asked.answer is not None:
             best = self.asked.answer.best_runtime
-            ours = self.running.proposal.values.keys()
-            if best is not None and values_of(best).keys() & ours:
+            ours, back = self.running.proposal.values, self.running.back
+            if best is not None and leads_back(values_of(best), ours, back):
                 self._go_back(now_ns, *self._why)
             else:
                 self._keep(now_ns, Reason.NO_GAIN_IN_GOING_BACK)
@@ -147,23 +149,39 @@ class Attempt:
         """Until the engine has confirmed it; an engine that restarts is waited for."""
         running, books = self.running, self._books
         reason, slo_class = self._why
-        if self._puts and self._is_in_force(running.back):
+        if self._is_back(now_ns):
             if running.applied_ns is not None:
                 self._memory.changed(running.proposal.values, now_ns)
             self._tell(now_ns, Decision.ROLLED_BACK, reason, slo_class)
             self._end(now_ns)
+        elif self.is_refused:
+            self._give_up(now_ns)
         elif not books.in_force:
             return
         elif not self._puts or now_ns - self._put_ns >= CONFIRM_WITHIN_NS:
             if self._puts >= _PUT_TRIES:
-                self._memory.stopped.update(running.back)
-                values: Values = {name: books.in_force.get(name) for name in running.back}
-                self._desk.stop(now_ns, values, Reason.NOT_CONFIRMED, running.number)
-                self._end(now_ns)
+                self._give_up(now_ns)
                 return
             self._puts += 1
-            self._put_ns = now_ns
+            self._put_ns, books.set_by_us_ns = now_ns, None
             self._desk.put(running.back, f"back: {words.said(reason, slo_class)}")
+
+    def _is_back(self, now_ns: int) -> bool:
+        """Its values are in force since they were put. An engine that has started may have them for
+        a moment, until the owner of the limits restores ours: so the engine's word counts, or that
+        nothing else came for as long as it has for one, or that there was nothing to set."""
+        if not self._puts or not self._is_in_force(self.running.back):
+            return False
+        is_told = self._books.set_by_us_ns is not None or self.is_refused
+        return is_told or now_ns - self._put_ns >= CONFIRM_WITHIN_NS
+
+    def _give_up(self, now_ns: int) -> None:
+        """It cannot be undone: the limits stay as they are, and are left alone."""
+        back = self.running.back
+        self._memory.stop(back)
+        values: Values = {name: self._books.in_force.get(name) for name in back}
+        self._desk.stop(now_ns, values, Reason.NOT_CONFIRMED, self.running.number)
+        self._end(now_ns)
 
     def _end(self, now_ns: int) -> None:
         """It was not kept."""

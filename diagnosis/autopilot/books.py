@@ -2,24 +2,32 @@
 and what others changed.
 
 A request counts as a miss as soon as it has waited for its first step beyond its TTFT target, and
-else when it has ended, as the SLO report judges it.
+else when it has ended, as the SLO report judges it. Those that were live when facts were lost count
+neither way.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from diagnosis.autopilot.chance import upper_share
-from diagnosis.autopilot.thresholds import BEFORE_WINDOW_NS, LEAST_KNOWN, MISSED_SD
-from telemetry.facts.engine_records import EngineStarted, LimitsSet, SequenceAdmitted
+from diagnosis.autopilot.thresholds import BEFORE_WINDOW_NS, LEAST_KNOWN, MISSED_SD, UNJUDGED
+from telemetry.facts.engine_records import (
+    EngineStarted,
+    LimitsSet,
+    RecordingSet,
+    SequenceAdmitted,
+)
 from telemetry.facts.limits import LimitValue, limits_at_start, named
 from telemetry.facts.records import (
     EngineDied,
     Fact,
+    FactsLost,
     RequestAccepted,
     RequestEnded,
     RequestsListed,
@@ -46,6 +54,8 @@ _READ = (
     EngineStarted,
     EngineDied,
     LimitsSet,
+    RecordingSet,
+    FactsLost,
 )
 _COUNT_NS = 1_000_000_000
 
@@ -122,6 +132,7 @@ class Books:
         self._arrived: deque[tuple[int, int]] = deque(maxlen=_MOST_KEPT)
         self._window: dict[str, Tally] = {}
         self._window_ns = 0
+        self._has_lost = False
 
     def on_fact(self, fact: Fact) -> None:
         """Most facts are steps, which say nothing here."""
@@ -154,8 +165,20 @@ class Books:
                         live.is_admitted = True
             case EngineStarted() | EngineDied() | LimitsSet():
                 self._of_engine(fact)
+            case RecordingSet():
+                self._lose()
+            case FactsLost() if fact.source.is_of_requests:
+                self._lose()
             case _:
                 pass
+
+    def _lose(self) -> None:
+        """Facts are missing: an admission that was lost looks like a wait that goes on. The load is
+        watched anew."""
+        self._live.clear()
+        self._owners.clear()
+        self._begun_ns = None
+        self._has_lost = True
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """A request has ended."""
@@ -172,6 +195,9 @@ class Books:
 
     def tick(self, now_ns: int) -> None:
         """Note who has waited for too long by now, and forget what is old."""
+        if self._has_lost:  # a loss is told as of its begin: what came since may have lost facts
+            self._lose()
+            self._has_lost = False
         for live in self._live.values():
             target = self._policy.of(live.slo_class)
             is_late = now_ns - live.accepted_ns > target.ttft_ns
@@ -203,6 +229,27 @@ class Books:
                 good[one.slo_class] += one.is_good
         return {name: Tally(good[name], number) for name, number in count.items()}
 
+    def known(self, begin_ns: int, end_ns: int) -> dict[str, Tally]:
+        """As `tallies`, of each class as long as nearly all of its requests are judged. A late
+        first token is known early and a good request when it has ended: shares of all that are
+        judged are too bad where answers are long."""
+        judged: defaultdict[str, list[tuple[int, bool]]] = defaultdict(list)
+        running: defaultdict[str, list[int]] = defaultdict(list)
+        for one in self._judged:
+            if begin_ns <= one.accepted_ns < end_ns:
+                judged[one.slo_class].append((one.accepted_ns, one.is_good))
+        for live in self._live.values():
+            if begin_ns <= live.accepted_ns < end_ns and not live.is_late:
+                running[live.slo_class].append(live.accepted_ns)
+        found: dict[str, Tally] = {}
+        for name, ours in judged.items():
+            ours.sort()
+            times = [at_ns for at_ns, _ in ours]
+            number = bisect_left(times, _known_until(times, sorted(running[name]), end_ns))
+            if number:
+                found[name] = Tally(sum(is_good for _, is_good in ours[:number]), number)
+        return found
+
     def all_known_until(self, names: Collection[str], begin_ns: int, end_ns: int) -> int:
         """Of all requests of these classes that were accepted in [begin, the returned time) it is
         known whether they are good. The first to end are the fast ones: shares of those that have
@@ -217,6 +264,8 @@ class Books:
     def load(self, begin_ns: int, end_ns: int) -> Load:
         """Of [begin, end), as far as it was watched."""
         begin_ns = max(begin_ns, end_ns if self._begun_ns is None else self._begun_ns)
+        if len(self._arrived) == _MOST_KEPT:  # older ones are gone
+            begin_ns = min(end_ns, max(begin_ns, self._arrived[0][0]))
         tokens = [n for at_ns, n in self._arrived if begin_ns <= at_ns < end_ns]
         return Load((end_ns - begin_ns) / 1e9, len(tokens), sum(tokens))
 
@@ -231,8 +280,9 @@ class Books:
         return sorted(found)
 
     def is_known(self, now_ns: int) -> bool:
-        """Whether enough requests of a class were judged in the last window."""
-        return any(one.requests >= LEAST_KNOWN for one in self._last_window(now_ns).values())
+        """Whether enough is known of a class in the last window to propose a change for it."""
+        found = self.known(now_ns - BEFORE_WINDOW_NS, now_ns)
+        return any(one.requests >= LEAST_KNOWN for one in found.values())
 
     def _last_window(self, now_ns: int) -> dict[str, Tally]:
         """Counted at most once a second."""
@@ -269,3 +319,19 @@ class Books:
                 elif fact.by != _RESTART:
                     cause = Cause.CONFIG if fact.by == CONFIG else Cause.OPERATOR
                     self.changes.append(Change(fact.at_ns, cause, fact.changed))
+
+
+def _known_until(judged_ns: Sequence[int], running_ns: Sequence[int], end_ns: int) -> int:
+    """The last time before which at most UNJUDGED of the requests still run, and of those that came
+    in any span up to it. Both are times of acceptance before `end_ns`, in their order.
+
+    Each judged request counts UNJUDGED for a later time, each that runs the rest of one against it:
+    the sum is the largest where the ones that run begin to be too many.
+    """
+    best, until_ns = 0.0, running_ns[0] if running_ns else end_ns
+    for number, at_ns in enumerate([*running_ns, end_ns]):
+        judged = bisect_left(judged_ns, at_ns)
+        score = UNJUDGED * judged - (1 - UNJUDGED) * number
+        if score >= best:
+            best, until_ns = score, at_ns
+    return until_ns

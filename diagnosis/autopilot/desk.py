@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from diagnosis.autopilot import words
 from diagnosis.autopilot.proposal import Proposal, Values
+from diagnosis.autopilot.thresholds import ANSWER_WITHIN_NS
 from diagnosis.settings_search.answer import SettingsAnswer
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.reasons import AutopilotDecision as Decision
@@ -28,7 +29,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish: search the last minutes for better limits, and call `on_answer`."""
+    """A wish: search the last minutes for better limits, and call `on_answer` with `number`."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ Output = Ask | Put | AutopilotDecided
 class Asked:
     """A search that was asked for, and what came of it."""
 
+    number: int
     at_ns: int
     answer: SettingsAnswer | None = None
     has_failed: bool = False
@@ -53,17 +57,32 @@ class Asked:
 
 @dataclass(slots=True)
 class Desk:
-    """Collects what goes out until it is taken."""
+    """Collects what goes out until it is taken, and knows the last search that was asked for."""
 
     _out: list[Output] = field(default_factory=list)
+    _asked: Asked | None = None
 
     def take(self) -> list[Output]:
         found, self._out = self._out, []
         return found
 
     def ask(self, now_ns: int) -> Asked:
-        self._out.append(Ask())
-        return Asked(now_ns)
+        number = 1 if self._asked is None else self._asked.number + 1
+        self._asked = Asked(number, now_ns)
+        self._out.append(Ask(number))
+        return self._asked
+
+    def answered(self, number: int, answer: SettingsAnswer | None) -> None:
+        """None: the search failed. The answer to an earlier one is nobody's any more."""
+        if self._asked is not None and self._asked.number == number:
+            self._asked.answer, self._asked.has_failed = answer, answer is None
+
+    def is_searching(self, now_ns: int) -> bool:
+        """Whether a search runs, even if nobody waits for its answer any more."""
+        asked = self._asked
+        if asked is None or asked.answer is not None or asked.has_failed:
+            return False
+        return now_ns - asked.at_ns <= ANSWER_WITHIN_NS
 
     def put(self, values: Values, why: str) -> None:
         self._out.append(Put(values, words.cut(why)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from diagnosis.autopilot.books import Load
-from diagnosis.autopilot.proposal import Values
+from diagnosis.autopilot.proposal import Values, whole
 from diagnosis.autopilot.thresholds import COOL_MOST_NS, COOL_NS, FORGOTTEN_NS, SAME_LOAD
 from telemetry.facts.limits import LimitValue
 
@@ -39,12 +39,18 @@ class Memory:
 
     def changed(self, names: Iterable[str], now_ns: int) -> None:
         """The autopilot has changed these limits, forth or back."""
-        for name in names:
+        for name in whole(names):
             one = self._changed.setdefault(name, _Changed())
             if now_ns - one.last_ns > FORGOTTEN_NS:
                 one.times = 0
             one.times += 1
             one.last_ns = now_ns
+
+    def stop(self, names: Iterable[str]) -> list[str]:
+        """Leave these limits alone from now on; returns those that were not until now."""
+        fresh = [name for name in whole(names) if name not in self.stopped]
+        self.stopped.update(fresh)
+        return fresh
 
     def kept(self, now_ns: int) -> None:
         self.rollbacks = 0

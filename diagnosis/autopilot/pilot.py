@@ -18,7 +18,7 @@ from diagnosis.autopilot.books import Books, Cause
 from diagnosis.autopilot.bounds import Bounds
 from diagnosis.autopilot.desk import Asked, Desk, Output, State
 from diagnosis.autopilot.memory import Memory
-from diagnosis.autopilot.proposal import Proposal, Refusal, Values, consider, way_back
+from diagnosis.autopilot.proposal import Proposal, Refusal, Values, consider, way_back, whole
 from diagnosis.autopilot.thresholds import (
     ANSWER_WITHIN_NS,
     ASK_AGAIN_MOST_NS,
@@ -76,13 +76,14 @@ class Pilot:
     def on_timeline(self, timeline: RequestTimeline) -> None:
         self.books.on_timeline(timeline)
 
-    def on_answer(self, answer: SettingsAnswer | None, cpu_s: float, now_ns: int) -> None:
-        """The answer to `Ask`; None: the search failed. `cpu_s` is what it cost."""
+    def on_answer(
+        self, number: int, answer: SettingsAnswer | None, cpu_s: float, now_ns: int
+    ) -> None:
+        """The answer to the `Ask` of that number; None: the search failed. `cpu_s` is what it cost,
+        whether or not anybody still waits for it."""
         self._paid_ns = max(self._paid_ns, now_ns - CPU_SAVED_NS) + int(cpu_s / CPU_SHARE * 1e9)
         self._not_before_ns = max(self._not_before_ns, now_ns + ASK_AGAIN_NS, self._paid_ns)
-        asked = self._asked if self.attempt is None else self.attempt.asked
-        if asked is not None:
-            asked.answer, asked.has_failed = answer, answer is None
+        self._desk.answered(number, answer)
 
     def on_refused(self) -> None:
         """The engine refuses what `Put` asked for."""
@@ -129,8 +130,9 @@ class Pilot:
             self._withdraw(now_ns, Reason.HEALTHY)
         if self._trouble_ns is None or now_ns - self._trouble_ns < LEAST_TROUBLE_NS:
             return
-        is_known = self.books.in_force and self.books.is_known(now_ns)
-        if is_known and now_ns >= self._not_before_ns:
+        if now_ns < self._not_before_ns or self._desk.is_searching(now_ns):
+            return
+        if self.books.in_force and self.books.is_known(now_ns):
             self._asked = self._desk.ask(now_ns)
             self._go(State.WAIT, now_ns)
 
@@ -159,7 +161,7 @@ class Pilot:
         if self._trouble_ns is None:  # it is over, or nothing is known any more
             self._watch(now_ns)
             return
-        before = self.books.tallies(now_ns - BEFORE_WINDOW_NS, now_ns)
+        before = self.books.known(now_ns - BEFORE_WINDOW_NS, now_ns)
         found = consider(answer, self._bounds, self.books.in_force, before)
         if isinstance(found, Proposal):
             found = self._allowed(found, now_ns)
@@ -252,9 +254,8 @@ class Pilot:
 
     def _operated(self, now_ns: int, names: tuple[str, ...]) -> None:
         """An operator's limits are left alone from now on."""
-        fresh = [name for name in names if name not in self.memory.stopped]
-        self.memory.stopped.update(names)
-        if self.standing is not None and self.standing[1].values.keys() & set(names):
+        fresh = self.memory.stop(names)
+        if self.standing is not None and self.standing[1].values.keys() & set(whole(names)):
             self._withdraw(now_ns, Reason.OPERATOR)
         if self.attempt is not None:
             self.attempt.operated(now_ns, names)

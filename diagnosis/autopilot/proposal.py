@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from diagnosis.autopilot.books import Tally
 from diagnosis.autopilot.bounds import Bounds
@@ -13,6 +14,7 @@ from telemetry.facts.limits import AUTO, LimitValue
 from telemetry.facts.reasons import AutopilotReason as Reason
 
 Values = dict[str, LimitValue]
+_BUDGET = ("max_batched_tokens", "max_auto_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +153,35 @@ def way_back(values: Values, in_force_before: Mapping[str, LimitValue]) -> Value
     elif in_force_before.get("max_auto_tokens") is None:
         found.pop("max_auto_tokens", None)  # there is none with a fixed budget
     return found
+
+
+def whole(names: Iterable[str]) -> tuple[str, ...]:
+    """All names of these limits: the token budget has two, since the cap of an automatic one has a
+    name of its own."""
+    found = tuple(names)
+    if not any(name in _BUDGET for name in found):
+        return found
+    return found + tuple(name for name in _BUDGET if name not in found)
+
+
+def leads_back(best: Values, ours: Values, back: Values) -> bool:
+    """Whether each limit of ours that `best` changes would come nearer to what it is in `back`, or
+    go beyond. False where it changes none of them."""
+    changed = best.keys() & ours.keys() & back.keys()
+    return bool(changed) and all(_leads(best[one], ours[one], back[one]) for one in changed)
+
+
+def _leads(best: LimitValue, ours: LimitValue, back: LimitValue) -> bool:
+    best_size, our_size, back_size = map(_size, (best, ours, back))
+    if our_size is None:
+        return best != ours
+    if best_size is None or back_size is None:
+        return best == back
+    return best_size != our_size and (best_size > our_size) == (back_size > our_size)
+
+
+def _size(value: LimitValue) -> float | None:
+    """None of what is no number; no limit is the largest one."""
+    if value is None:
+        return inf
+    return None if isinstance(value, bool | str | dict) else float(value)

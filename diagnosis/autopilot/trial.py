@@ -4,8 +4,9 @@
 
 Only requests that were accepted since count. As long as the queue from before the change empties,
 those it is for are not counted: they wait behind it. Nor are those that came after one of which it
-is not known yet whether it is good: the fast ones end first. A class that becomes clearly worse
-ends the trial at once. Where it had such a queue before, it may become worse by itself: more comes
+is not known yet whether it is good: the fast ones end first. Those of other classes count as long
+as nearly all are known, as those from before the change. A class that becomes clearly worse ends
+the trial at once. Where it had such a queue before, it may become worse by itself: more comes
 than is served.
 """
 
@@ -71,13 +72,14 @@ class Running:
         """By class, since it counts for it."""
         if self.applied_ns is None:
             return {}
-        found = books.tallies(self.applied_ns, now_ns)
+        found = books.known(self.applied_ns, now_ns)
         settled_ns = now_ns if self.settled_ns is None else self.settled_ns
         found |= {name: Tally() for name in self.proposal.gaining}
-        until_ns = now_ns
         if now_ns - settled_ns < MOST_MEASURED_NS:
             until_ns = books.all_known_until(self.proposal.gaining, settled_ns, now_ns)
-        later = books.tallies(settled_ns, until_ns)
+            later = books.tallies(settled_ns, until_ns)
+        else:
+            later = books.known(settled_ns, now_ns)
         found |= {name: later[name] for name in self.proposal.gaining if name in later}
         return {name: one for name, one in found.items() if one.requests}
 

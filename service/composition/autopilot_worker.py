@@ -153,7 +153,12 @@ class AutopilotWorker:
             case Put():
                 self._set(one)
             case Ask():
-                threading.Thread(target=self._search, name="phasescope-search", daemon=True).start()
+                threading.Thread(
+                    target=self._search,
+                    args=(one.number,),
+                    name="phasescope-search",
+                    daemon=True,
+                ).start()
 
     def _set(self, wish: Put) -> None:
         try:
@@ -165,7 +170,7 @@ class AutopilotWorker:
         except (EngineGone, TimeoutError, CancelledError, RuntimeError) as error:
             log.info("autopilot: not confirmed: %s", type(error).__name__)  # it looks by itself
 
-    def _search(self) -> None:
+    def _search(self, number: int) -> None:
         """On a thread of its own: the autopilot watches in the meantime."""
         before_s = self._child.cpu_s
         answer: SettingsAnswer | None = None
@@ -182,7 +187,7 @@ class AutopilotWorker:
             self._failed(reason_of(error), f"{type(error).__name__}: {error}")
         with self._pump.lock:
             cpu_s = self._child.cpu_s - before_s
-            self._pilot.on_answer(answer, cpu_s, self._clock.now_ns())
+            self._pilot.on_answer(number, answer, cpu_s, self._clock.now_ns())
 
     def _failed(self, reason: RootFailure, error: str) -> None:
         if not self._stopped.is_set():

@@ -206,7 +206,7 @@ def test_a_search_that_gives_no_answer_times_out_and_is_asked_later_each_time() 
 
 
 def test_a_change_that_the_engine_does_not_confirm_is_taken_back() -> None:
-    found = world(by_seqs(), confirms=False).run(100)
+    found = world(by_seqs(), confirms=False).run(60)
 
     assert not found.told(Decision.APPLIED)
     assert [one.values for one in found.puts[:2]] == [{"max_num_seqs": 16}, {"max_num_seqs": 4}]

@@ -188,6 +188,20 @@ def test_a_limit_that_the_engine_refuses_is_not_asked_for_again() -> None:
     assert bench.pilot.memory.tried == [{"max_num_seqs": 16}]
 
 
+def test_a_way_back_that_the_owner_refuses_is_asked_for_once() -> None:
+    bench = Bench(program_of(promising(0.3, 0.97)))
+    bench.traffic(20, 0.3)
+    bench.until_searched()
+    bench.traffic(2, 0.3)
+    assert bench.limits.max_seqs == 16
+    bench.refuses = True
+    bench.traffic(90, 0.3)
+
+    assert (Decision.STOPPED, Reason.NOT_CONFIRMED) in bench.said
+    assert [values for values, _ in bench.puts] == [{"max_num_seqs": 16}, {"max_num_seqs": 4}]
+    assert "max_num_seqs" in bench.worker.view().stopped
+
+
 def test_a_search_that_fails_is_counted_and_told() -> None:
     bench = Bench("import sys; sys.exit('no such thing')")
     bench.traffic(20, 0.3)

@@ -11,6 +11,7 @@ import pytest
 
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
+from service.composition.replay_child import ChildFailed, NiceChild
 from service.composition.report_worker import (
     DUMP,
     REPORT,
@@ -19,6 +20,7 @@ from service.composition.report_worker import (
     ReportWorker,
     report_families,
 )
+from service.composition.root_failures import RootFailure
 from service.composition.thread_stacks import both_stacks, gateway_stacks
 from telemetry.facts.clock import ManualClock
 from telemetry.journal.in_use import in_use, is_in_use
@@ -48,7 +50,12 @@ class World:
     """A worker whose looks are made by the test; `said` is the diagnosis."""
 
     def __init__(
-        self, folder: Path, program: str = WRITER, kept: int = 8, limit_s: float = 30
+        self,
+        folder: Path,
+        program: str = WRITER,
+        kept: int = 8,
+        limit_s: float = 30,
+        server: str = "port8000",
     ) -> None:
         self.clock, self.said, self.asked = ManualClock(SECOND), HEALTHY, 0
         self.were_in_use: list[bool] = []  # unfinished folders, whenever stacks were asked for
@@ -56,7 +63,7 @@ class World:
         self.worker = ReportWorker(
             self.clock, lambda: self.said, lambda: [b"a journal"], self._stacks,
             self.folder, kept, MINUTE_NS, ("--slo-file", "x"), (sys.executable, "-c", program),
-            limit_s,
+            limit_s, server=server,
         )  # fmt: skip
 
     def _stacks(self) -> str:
@@ -158,7 +165,7 @@ def test_the_oldest_folders_go_and_what_a_killed_server_left(tmp_path: Path) -> 
         folder.mkdir(parents=True)
     (left / DUMP).write_bytes(b"")
     for number, symptom in enumerate(list(Symptom)[:4]):
-        old = world.folder / f"2000010{number}T000000Z-1-0001-{symptom.value}"
+        old = world.folder / f"2000010{number}T000000Z-port8000_1_a-0001-{symptom.value}"
         old.mkdir()
         (old / DUMP).write_bytes(b"")
     world.incident(OVERLOAD)
@@ -167,6 +174,16 @@ def test_the_oldest_folders_go_and_what_a_killed_server_left(tmp_path: Path) -> 
     assert "notes" in names
     assert left.name not in names
     assert len(names) == 3
+
+
+def test_a_server_removes_no_folder_of_another_server(tmp_path: Path) -> None:
+    """Two servers may have one folder for their reports, and each keeps as many."""
+    World(tmp_path, server="port80001").incident(STALL)
+    World(tmp_path, kept=1).incident(OVERLOAD)
+    world = World(tmp_path, kept=1)
+    world.incident(OVERLOAD)
+
+    assert sorted(world.names()) == ["host_stall", "queue_overload"]
 
 
 def test_a_folder_that_another_server_writes_stays(tmp_path: Path) -> None:
@@ -235,6 +252,36 @@ def test_a_folder_that_cannot_be_written_is_counted_and_nothing_ends(tmp_path: P
 
     assert world.worker.failures.last is not None
     assert world.worker.written == 0
+
+
+def test_a_folder_that_could_not_be_written_is_written_once_it_can_be(tmp_path: Path) -> None:
+    """The fault lasts, and so does what is known of it; the pauses between attempts grow."""
+    world = World(tmp_path)
+    world.folder.write_text("in the way")
+    tried: list[int] = []
+    for _ in range(20):
+        world.look(OVERLOAD, SECOND)
+        failed = world.worker.failures.last
+        tried.append(0 if failed is None else failed.attempts_failed)
+    assert tried[-1] == 2
+    world.folder.unlink()
+    for _ in range(20):
+        world.look(OVERLOAD, SECOND)
+
+    assert world.names() == ["queue_overload"]
+    assert world.worker.failures.last is None
+
+
+def test_a_child_that_was_killed_before_it_began_does_not_run(tmp_path: Path) -> None:
+    """A server that ends leaves no process behind."""
+    ran = tmp_path / "ran"
+    child = NiceChild(("touch",))
+    child.kill()
+    with pytest.raises(ChildFailed) as failed:
+        child.run_command([str(ran)])
+
+    assert failed.value.reason is RootFailure.KILLED
+    assert not ran.exists()
 
 
 def test_stacks_have_files_lines_and_functions_and_nothing_else() -> None:

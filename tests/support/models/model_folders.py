@@ -205,6 +205,8 @@ def tiny_gguf(
                 writer.add_uint32(key, value)
             case float():
                 writer.add_float32(key, value)
+            case list():
+                writer.add_array(key, value)
             case _:
                 writer.add_string(key, value)
     stored = {GGUF_NAMES.stored(name): tensor for name, tensor in tiny_tensors().items()}

@@ -29,6 +29,7 @@ class Recording:
         journal_folder: Path | None = None,
         stall_ns: int = 10 * SECOND,
         call_on_loop: CallOnLoop | None = None,
+        server: str = "port8000",
     ) -> None:
         self.clock = ManualClock()
         self.lane = Lane()
@@ -47,6 +48,7 @@ class Recording:
             kept,
             files,
             call_on_loop,
+            server=server,
         )
         self.recorder.attach()
 

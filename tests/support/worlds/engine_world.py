@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from lab.simulation.sim_executor import Cell, LinearCost, SimExecutor
+from service.engine.adapters.orders import AdapterDevice
 from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Inbox, Submit
 from service.engine.loop import EngineLoop
@@ -35,6 +36,7 @@ class World:
         cost: LinearCost | None = None,
         fail_steps: frozenset[int] = frozenset(),
         score_row_ns: int = 0,
+        adapters: AdapterDevice | None = None,
         **limits: object,
     ) -> None:
         self.clock = ManualClock()
@@ -62,7 +64,13 @@ class World:
             score_row_ns=score_row_ns,
         )
         self.loop = EngineLoop(
-            self.scheduler, self._executor, self.inbox, self.lane, self.clock, depth=depth
+            self.scheduler,
+            self._executor,
+            self.inbox,
+            self.lane,
+            self.clock,
+            depth=depth,
+            adapters=adapters,
         )
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[EndReason]] = defaultdict(list)

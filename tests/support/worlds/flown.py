@@ -71,7 +71,7 @@ class Flown(World):
         self._record: list[Fact] = []
         self._fed = 0
         self._ticked_ns = 0
-        self._asked_ns: int | None = None
+        self._asked: tuple[int, int] | None = None
         self.end_ns = int(promised.seconds * SECOND)
         super().__init__(
             Scenario(
@@ -138,24 +138,24 @@ class Flown(World):
             self._tick(now_ns)
 
     def _tick(self, now_ns: int) -> None:
-        if self._asked_ns is not None and now_ns - self._asked_ns >= _SEARCH_NS:
+        if self._asked is not None and now_ns - self._asked[1] >= _SEARCH_NS:
             self._answer(now_ns)
         for one in self.pilot.tick(now_ns, "healthy"):  # missed objectives are enough
             match one:
                 case AutopilotDecided():
                     self.decisions.append(one)
                 case Ask():
-                    self._asked_ns = now_ns
+                    self._asked = (one.number, now_ns)
                 case Put():
                     self._set(one)
 
     def _answer(self, now_ns: int) -> None:
-        assert self._asked_ns is not None
-        asked_ns, self._asked_ns = self._asked_ns, None
+        assert self._asked is not None
+        (number, asked_ns), self._asked = self._asked, None
         known = sorted((f for f in self._record if fact_ns(f) < asked_ns), key=fact_ns)
         run = read_runs(known)[-1]
         answer = search_run(run, last_window(run), POLICY, only_runtime=True, without=_UNTOUCHED)
-        self.pilot.on_answer(answer, answer.cpu_s, now_ns)
+        self.pilot.on_answer(number, answer, answer.cpu_s, now_ns)
 
     def _set(self, wish: Put) -> None:
         assert self.in_force is not None

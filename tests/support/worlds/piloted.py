@@ -22,7 +22,7 @@ from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAns
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import EngineStarted, LimitsSet, SequenceAdmitted
 from telemetry.facts.engine_start import RuntimeLimits
-from telemetry.facts.limits import LimitValue, limits_at_start, named
+from telemetry.facts.limits import AUTO, LimitValue, limits_at_start, named
 from telemetry.facts.reasons import AutopilotDecision as Decision
 from telemetry.facts.records import (
     EngineDied,
@@ -36,7 +36,11 @@ from tests.support.worlds.facts import TRACE
 
 SECOND = 1_000_000_000
 TICK_NS = SECOND // 2
-NUMBERED = {"max_num_seqs": "max_seqs", "max_batched_tokens": "budget_tokens"}
+NUMBERED = {
+    "max_num_seqs": "max_seqs",
+    "max_batched_tokens": "budget_tokens",
+    "max_auto_tokens": "budget_tokens",
+}
 
 Shares = Mapping[str, float]
 Model = Callable[[Mapping[str, LimitValue], float], Shares]
@@ -78,13 +82,14 @@ class World:
     now_ns: int = SECOND
     puts: list[Put] = field(default_factory=list)
     asks: list[int] = field(default_factory=list)
+    searches: list[tuple[int, int]] = field(default_factory=list)
+    """Those that run: when each will answer, and its number."""
     decisions: list[AutopilotDecided] = field(default_factory=list)
     pilot: Pilot = field(init=False)
     limits: RuntimeLimits = field(init=False)
     checks: Invariants = field(init=False)
     _draw: Random = field(init=False)
     _requests: int = 0
-    _answer_ns: int | None = None
     _ends: list[tuple[int, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -123,6 +128,11 @@ class World:
     def set_limits(self, values: Values, by: str = "ann") -> None:
         """Somebody changes limits."""
         fields = {NUMBERED.get(name, name): value for name, value in values.items()}
+        if "max_batched_tokens" in values:
+            fields["auto_budget"] = values["max_batched_tokens"] == AUTO
+            if fields["auto_budget"]:
+                tokens = values.get("max_auto_tokens", self.limits.budget_tokens)
+                fields["budget_tokens"] = tokens
         self.limits = replace(self.limits, **fields)
         fact = LimitsSet(self.now_ns, 1, self.limits, tuple(sorted(values)), by, "")
         self.pilot.on_fact(fact)
@@ -156,10 +166,10 @@ class World:
             self._ends.append((self.now_ns + takes_ns, name, is_good))
 
     def _answer(self) -> None:
-        if self._answer_ns is None or self.now_ns < self._answer_ns:
-            return
-        self._answer_ns = None
-        self.pilot.on_answer(self.answer(), 2.0, self.now_ns)
+        over = [one for one in self.searches if one[0] <= self.now_ns]
+        self.searches = [one for one in self.searches if one[0] > self.now_ns]
+        for _, number in over:
+            self.pilot.on_answer(number, self.answer(), 2.0, self.now_ns)
 
     def answer(self) -> SettingsAnswer:
         """The best of the candidates, as the forecast sees it."""
@@ -195,9 +205,11 @@ class World:
     def _carry_out(self, one: Ask | Put | AutopilotDecided) -> None:
         match one:
             case Ask():
+                self.checks.asks()
                 self.asks.append(self.now_ns)
                 if self.search_s is not None:
-                    self._answer_ns = self.now_ns + int(self.search_s * SECOND)
+                    end_ns = self.now_ns + int(self.search_s * SECOND)
+                    self.searches.append((end_ns, one.number))
             case Put():
                 self.puts.append(one)
                 if self.confirms:
@@ -222,6 +234,7 @@ class Invariants:
     AP-5  Nothing is set, and nothing searched, while nothing is wrong or the verdict is open.
     AP-6  A limit that an operator has set is not set again.
     AP-7  After a rollback the values from before are in force.
+    AP-8  No search is asked for while one runs.
     """
 
     world: World
@@ -252,6 +265,9 @@ class Invariants:
                     self.open = None
             case _:
                 pass
+
+    def asks(self) -> None:
+        self._require(not self.world.searches, "AP-8", self.world.searches)
 
     def after_tick(self) -> None:
         world = self.world

@@ -13,6 +13,7 @@ from lab.simulation.scenarios import Scenario, small_limits
 from lab.simulation.sim_executor import LinearCost
 from lab.simulation.workload import Arrival, Mix, poisson
 from lab.simulation.world import World
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.records import (
     Fact,
     RequestAccepted,
@@ -64,6 +65,21 @@ def _as_it_came(fact: Fact, came_ns: dict[str, int]) -> Fact:
             return replace(fact, at_ns=came_ns[name])
         case _:
             return fact
+
+
+def of_a_slower_model(facts: list[Fact]) -> list[Fact]:
+    """The start of an engine and its steps, each three times as long, and no requests."""
+    found: list[Fact] = []
+    for fact in facts:
+        match fact:
+            case EngineStarted():
+                found.append(replace(fact, model="slow"))
+            case StepRecorded():
+                more_ns = 2 * (fact.committed_ns - fact.begin_ns)
+                found.append(replace(fact, begin_ns=fact.begin_ns - more_ns))
+            case _:
+                pass
+    return found
 
 
 def run_of(facts: list[Fact]) -> RecordedRun:
