@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from benchmarks.importers.otlp_files import HOST, SpanFile
 from benchmarks.importers.traffic import Phase, Traffic
 from benchmarks.peers.layout import PeerError, default_root
 from benchmarks.peers.recipes import recipes, setup_of
+from lab.load.processes import ended, free_port
 
 _SCRAPE_S, _READY_S, _LAST_SPANS_S = 1.0, 600, 7.0
 _SOUND = Phase("", 60, 0.4, prompt=420, shared=400)
@@ -98,9 +98,7 @@ def _record(run: Run, root: Path, out: Path, seed: int) -> None:
     (vllm,) = (one for one in recipes(setup) if one.name == "vllm")
     if not vllm.needs.exists():
         raise PeerError("vllm is not installed: python -m benchmarks.peers install vllm")
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     spans = out / f"{run.name}.otlp.jsonl"
     spans.unlink(missing_ok=True)
     with SpanFile(spans) as receiver, (out / f"{run.name}.log").open("wb") as log:
@@ -109,17 +107,13 @@ def _record(run: Run, root: Path, out: Path, seed: int) -> None:
         command += ["--otlp-traces-endpoint", receiver.endpoint, *run.flags]
         environment = {**os.environ, **start.environment}
         engine = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             asyncio.run(_drive(run, f"http://{HOST}:{port}", engine, out, seed))
         finally:
-            engine.terminate()
-            try:
-                engine.wait(30)
-            except subprocess.TimeoutExpired:
-                engine.kill()
-                engine.wait()
+            ended(engine)
 
 
 async def _drive(run: Run, url: str, engine: subprocess.Popen[bytes], out: Path, seed: int) -> None:

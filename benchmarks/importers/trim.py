@@ -88,8 +88,8 @@ def _scrapes(path: Path, begin_s: float, end_s: float) -> Iterator[str]:
             if is_within:
                 yield line
             continue
-        sample = sample_of(line, PREFIX) if is_within else None
-        if sample is not None and is_needed(sample.name):
+        sample = sample_of(line, PREFIX, is_needed) if is_within else None
+        if sample is not None:
             labels = ",".join(f'{key}="{sample.labels[key]}"' for key in _LABELS
                               if key in sample.labels)  # fmt: skip
             yield f"{PREFIX}{sample.name}{{{labels}}} {sample.value}"

@@ -8,13 +8,14 @@ left out. Of the rest, in this order:
     the same finding on all, and not of what they are sent                   a common cause
     a few that are sent more than the others, or something worse             uneven traffic
     a few with a finding, or slow                                            those are bad
-    anything else                                                            not enough to say
+    trouble on more, or some that cannot judge themselves                    not enough to say
+    anything else                                                            healthy
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -83,10 +84,17 @@ class InCommon(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
 
 
+class Unsure(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica whose own verdict is indeterminate, for the reason `why`, and names no cause."""
+
+    name: str
+    why: str
+
+
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """`judged` replicas had traffic, or failed. `shared` are the symptoms that all of these show
     (or nearly all: `showing` show the first), the one that cost most first; `why` says why there is
-    not enough to say. `unread` more do not answer."""
+    not enough to say. `unsure` ones cannot judge themselves; `unread` more do not answer."""
 
     scope: Scope
     judged: int
@@ -96,21 +104,29 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     showing: int = 0
     in_common: tuple[InCommon, ...] = ()
     why: str = ""
+    unsure: tuple[Unsure, ...] = ()
 
 
 def judge(replicas: Sequence[Replica]) -> FleetVerdict:
     """What is said of the fleet. Names of replicas must differ."""
-    unread = sum(not one.is_read for one in replicas)
-    return msgspec.structs.replace(_judged(replicas), unread=unread)
-
-
-def _judged(replicas: Sequence[Replica]) -> FleetVerdict:
     judged = [one for one in replicas if one.is_read and (one.has_failed or not one.is_idle)]
+    unsure = tuple(_unsure(judged))
+    return msgspec.structs.replace(
+        _judged(judged, len(replicas), len(unsure)),
+        unread=sum(not one.is_read for one in replicas),
+        unsure=unsure,
+    )
+
+
+def _judged(judged: Sequence[Replica], replicas: int, unsure: int) -> FleetVerdict:
     count = len(judged)
     if count < LEAST_REPLICAS:
-        why = f"{count} of {len(replicas)} replicas had traffic in the last minute"
+        why = f"{count} of {replicas} replicas had traffic in the last minute"
         return FleetVerdict(scope=Scope.NOT_ENOUGH, judged=count, why=why)
     bad = [one for one in (_bad(replica, judged) for replica in judged) if one is not None]
+    if not bad and unsure:
+        why = f"{unsure} of {count} replicas cannot judge themselves, and nothing else is found"
+        return FleetVerdict(scope=Scope.NOT_ENOUGH, judged=count, why=why)
     if not bad:
         return FleetVerdict(scope=Scope.HEALTHY, judged=count)
     shared = _shared(judged)
@@ -178,6 +194,12 @@ def _causes(replica: Replica) -> list[Finding]:
     found = [one for one in replica.diagnosis.findings if side_of(one) is not Side.RECORD]
     causes = [one for one in found if one.symptom is not Symptom.SLO_MISSED]
     return causes or found
+
+
+def _unsure(judged: Sequence[Replica]) -> Iterator[Unsure]:
+    for replica in judged:
+        if replica.diagnosis.verdict == "indeterminate" and not _causes(replica):
+            yield Unsure(name=replica.name, why=replica.diagnosis.why)
 
 
 def _bad(replica: Replica, judged: Sequence[Replica]) -> BadReplica | None:

@@ -17,7 +17,8 @@ def sentences(verdict: FleetVerdict) -> tuple[str, ...]:
     first = _verdict(verdict)
     if verdict.unread:
         first += f" ({verdict.unread} without an answer)"
-    return (first, *map(_bad, verdict.bad), *map(_common, verdict.in_common))
+    unsure = (f"{one.name}: indeterminate; {one.why}" for one in verdict.unsure)
+    return (first, *map(_bad, verdict.bad), *unsure, *map(_common, verdict.in_common))
 
 
 def _verdict(verdict: FleetVerdict) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from diagnosis.importers.findings import finding, is_kv_full, is_thrash
-from diagnosis.importers.kinds import Certainty
+from diagnosis.importers.kinds import Certainty, Seen
 from diagnosis.importers.parts import Case
 from diagnosis.importers.quantities import Imported as Q
+from diagnosis.importers.records import Record
 from diagnosis.importers.thresholds import (
     FAILED_SHARE,
+    LEAST_TICK_NS,
+    LEAST_TICKS,
     LEAST_WAITING,
     LOST_SHARE,
     PREEMPTED_WAITING,
@@ -29,11 +32,11 @@ def counted_findings(case: Case) -> list[ImportedFinding]:
 
 def steady_findings(case: Case) -> list[ImportedFinding]:
     """Of a whole record that is not compared with anything: a queue that is most of the time to
-    the first token."""
+    the first token, and no burst."""
     queue, prefill = case.now.get(Q.QUEUE_EACH), case.now.get(Q.PREFILL_EACH)
     if queue is None or prefill is None or case.now.get(Q.WAITING, 0.0) < LEAST_WAITING:
         return []
-    if queue < WAIT_SHARE * (queue + prefill):
+    if queue < WAIT_SHARE * (queue + prefill) or _is_burst(case.record):
         return []
     is_blocks = is_kv_full(case)
     found = finding(
@@ -49,6 +52,13 @@ def steady_findings(case: Case) -> list[ImportedFinding]:
         return [found]
     slower = tuple(dict.fromkeys((*found.open_to, *SLOW_STEPS)))
     return [msgspec.structs.replace(found, certainty=Certainty.LIKELY, open_to=slower)]
+
+
+def _is_burst(record: Record) -> bool:
+    """Requests that came within less time than is ever compared: what they wait for is each other.
+    Where those that wait are counted, they were seen to."""
+    begin_ns, end_ns = record.span
+    return Seen.WAITING not in record.seen and end_ns - begin_ns < LEAST_TICKS * LEAST_TICK_NS
 
 
 def _thrash(case: Case) -> ImportedFinding | None:

@@ -196,5 +196,8 @@ def _notes(kind: Kind, record: Record, tally: Tally, change: Change | None) -> I
     restarts = getattr(record, "restarts", 0)
     if restarts:
         yield f"counters began again {restarts} times: the engine was started again"
+    cut_off = getattr(record, "cut_off", 0)
+    if cut_off:
+        yield f"scrapes that are not whole, and are left out: {cut_off}"
     if change is None and told_by(Symptom.QUEUE_OVERLOAD, record.seen).way is not None:
         yield "what is late all the time looks usual; only a queue and what is counted would show"

@@ -52,6 +52,7 @@ class RequestRecord:
     ) -> None:
         self._all = sorted(requests, key=lambda one: one.at_ns)
         self._starts = [one.at_ns for one in self._all]
+        self._end_ns = max((one.end_ns for one in self._all), default=0)
         self.noun, self.unit = "requests", "s" if is_timed else "answers"
         self.count = len(self._all)
         self._is_timed = is_timed
@@ -113,13 +114,19 @@ class RequestRecord:
     def _add_load(
         self, measured: Measures, found: Sequence[RequestSeen], spans: Sequence[Span]
     ) -> None:
-        """By Little's law: how many wait is their rate times how long each does."""
-        length_ns = sum(span.end_ns - span.begin_ns for span in spans) or 1
+        """By Little's law: how many wait is their rate times how long each does; never more than
+        there are. The whole record lasts until its last end: a burst would else wait and run within
+        the moment in which it came."""
+        length_ns = sum(span.end_ns - span.begin_ns for span in spans)
+        if len(found) == self.count:
+            length_ns = max(length_ns, self._end_ns - self._starts[0])
+        length_ns = max(1, length_ns)
         measured[Q.REQUESTS_PER_S] = len(found) * 1e9 / length_ns
         if Seen.QUEUE_TIME in self.seen:
-            measured[Q.WAITING] = sum(one.queue_ns or 0 for one in found) / length_ns
+            waited_ns = sum(one.queue_ns or 0 for one in found)
             ran_ns = sum((one.prefill_ns or 0) + (one.decode_ns or 0) for one in found)
-            measured[Q.RUNNING] = ran_ns / length_ns
+            measured[Q.WAITING] = min(len(found), waited_ns / length_ns)
+            measured[Q.RUNNING] = min(len(found), ran_ns / length_ns)
 
     def _mean_beside(self, spans: Sequence[Span]) -> _Beside | None:
         found = [one for one in self._beside if any(a <= one.at_ns < b for a, b in spans)]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from diagnosis.importers.kinds import Seen
 from diagnosis.importers.quantities import Imported as Q
-from diagnosis.importers.records import Measures, Scrape, Span
+from diagnosis.importers.records import Measures, Scrape, Span, joined
 from diagnosis.importers.regression import slopes
 from diagnosis.importers.thresholds import TOKENS_IN_TICK
 from diagnosis.importers.windows import tick_ns
@@ -48,19 +48,20 @@ _NEEDED: dict[Seen, str] = {
 
 class ScrapeRecord:
     """Scrapes in the order of their times. `restarts` is how often counters began again; nothing is
-    taken from between such scrapes."""
+    taken from between such scrapes. `cut_off` scrapes are not whole, and left out."""
 
     noun, unit = "scrapes", "s"
 
     def __init__(self, scrapes: Iterable[Scrape]) -> None:
-        self._all = sorted(scrapes, key=lambda one: one.at_ns)
+        given = sorted(scrapes, key=lambda one: one.at_ns)
+        self._all = _whole(given)
         self._times = [one.at_ns for one in self._all]
-        self.count = len(self._all)
+        self.count, self.cut_off = len(self._all), len(given) - len(self._all)
         pairs = list(zip(self._all, self._all[1:], strict=False))
         self.restarts = sum(_began_again(a, b) for a, b in pairs)
-        names = self._all[-1].values if self._all else {}
-        self.seen = frozenset(one for one, name in _NEEDED.items() if name in names)
-        self.still_s = _longest_still_s(self._all)
+        self._names = _names(self._all)
+        self.seen = frozenset(one for one, name in _NEEDED.items() if name in self._names)
+        self._still = _still(self._all)
 
     @property
     def span(self) -> Span:
@@ -85,7 +86,7 @@ class ScrapeRecord:
         within = [one for span in spans for one in self._within(span)]
         if not seconds or not within:
             return {}
-        measured: Measures = {Q.STILL: self.still_s}
+        measured: Measures = {Q.STILL: self._still_s(spans)}
         for name, (family, scale) in _MEANS.items():
             if counted[f"{family}_count"] > 0:
                 measured[name] = counted[f"{family}_sum"] / counted[f"{family}_count"] * scale
@@ -96,7 +97,7 @@ class ScrapeRecord:
         for name, counter in (
             (Q.PREEMPTIONS, "num_preemptions_total"), (Q.FAILED, _FAILED), (Q.ENDED, _ENDED),
         ):  # fmt: skip
-            if counter in self._all[-1].values:
+            if counter in self._names:
                 measured[name] = counted[counter]
         self._add_gauges(measured, within)
         if Q.ENDED in measured:
@@ -146,6 +147,16 @@ class ScrapeRecord:
                 for name, value in b.values.items():
                     counted[name] += value - a.values.get(name, 0.0)
         return counted, passed_ns / 1e9
+
+    def _still_s(self, spans: Sequence[Span]) -> float:
+        """The longest time without a step of those that reach into these spans."""
+        within = joined(spans)
+        reached = (
+            still.end_ns - still.begin_ns
+            for still in self._still
+            if any(still.begin_ns < one.end_ns and one.begin_ns < still.end_ns for one in within)
+        )
+        return max(reached, default=0) / 1e9
 
     def _grown(self, spans: Sequence[Span]) -> float:
         """How many more are in the engine at the end of each span than at its begin."""
@@ -198,15 +209,31 @@ def _began_again(before: Scrape, after: Scrape) -> bool:
     )
 
 
-def _longest_still_s(scrapes: Sequence[Scrape]) -> float:
-    """The longest time in which requests ran and the engine made no step."""
-    longest_ns, since_ns = 0, None
-    for a, b in itertools.pairwise(scrapes):
-        names = ("generation_tokens_total", "iteration_tokens_total_count")
-        is_still = all(a.values.get(name) == b.values.get(name) for name in names)
-        if is_still and a.values.get(_RUNNING) and b.values.get(_RUNNING):
-            since_ns = a.at_ns if since_ns is None else since_ns
-            longest_ns = max(longest_ns, b.at_ns - since_ns)
-        else:
-            since_ns = None
-    return longest_ns / 1e9
+def _whole(scrapes: Sequence[Scrape]) -> list[Scrape]:
+    """Without those that were cut off: with fewer samples than the one before and the one after, or
+    of the last, than the one before."""
+    found = list(scrapes[:1])
+    for place, one in enumerate(scrapes[1:], 1):
+        beside = (found[-1], *scrapes[place + 1 : place + 2])
+        if one.samples >= min(other.samples for other in beside):
+            found.append(one)
+    return found
+
+
+def _names(scrapes: Sequence[Scrape]) -> frozenset[str]:
+    """Of the metrics that most scrapes have, or the last, as counters that begin with their first
+    event."""
+    counts = Counter(name for one in scrapes for name in one.values)
+    most = {name for name, count in counts.items() if 2 * count > len(scrapes)}
+    return frozenset(most).union(*(one.values for one in scrapes[-1:]))
+
+
+def _still(scrapes: Sequence[Scrape]) -> list[Span]:
+    """When requests ran and the engine made no step."""
+    names = ("generation_tokens_total", "iteration_tokens_total_count")
+    return joined(
+        Span(a.at_ns, b.at_ns)
+        for a, b in itertools.pairwise(scrapes)
+        if a.values.get(_RUNNING) and b.values.get(_RUNNING)
+        and all(a.values.get(name) == b.values.get(name) for name in names)
+    )  # fmt: skip

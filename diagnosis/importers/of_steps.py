@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from diagnosis.importers.kinds import Seen
 from diagnosis.importers.quantities import Imported as Q
-from diagnosis.importers.records import Measures, Span, StepSeen
+from diagnosis.importers.records import Measures, Span, StepSeen, joined
 from diagnosis.importers.regression import slopes
 from diagnosis.importers.thresholds import LEAST_IN_TICK, LEAST_UNITS
 from diagnosis.importers.windows import pieces
@@ -31,7 +31,7 @@ class StepRecord:
         self._times = [one.at_ns for one in self._all]
         self.count = len(self._all)
         self.workers = len({one.worker for one in self._all})
-        self._lost = _lost(self._all) if is_whole else None
+        self._is_whole = is_whole
         self.seen = self._seen()
 
     @property
@@ -59,9 +59,10 @@ class StepRecord:
         usage = [one.kv_usage for one in found if one.kv_usage is not None and one.waiting]
         if usage:
             measured[Q.KV_USAGE] = sum(usage) / len(usage)
-        if self._lost is not None:
-            measured[Q.LOST] = float(self._lost)
-            measured[Q.ENDED] = float(self.count)
+        if self._is_whole:
+            recorded = [self._within(span) for span in joined(spans)]
+            measured[Q.LOST] = float(sum(map(_lost, recorded)))
+            measured[Q.ENDED] = float(sum(map(len, recorded)))
         return measured
 
     def explained(self, now: Sequence[Span], usual: Sequence[Span]) -> Measures:
@@ -94,7 +95,7 @@ class StepRecord:
             found |= {Seen.DEVICE_TIME}
         if any(one.kv_usage is not None for one in self._all):
             found |= {Seen.KV_USAGE}
-        if self._lost is not None:
+        if self._is_whole:
             found |= {Seen.RECORD_NUMBERS}
         return frozenset(found)
 

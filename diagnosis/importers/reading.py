@@ -78,35 +78,64 @@ def opened(path: Path) -> BinaryIO | gzip.GzipFile:
         raise NotImportable(f"{path}: {error.strerror or error}") from error
 
 
-def lines(paths: Sequence[Path], tally: Tally, progress: Progress) -> Iterator[bytes]:
-    """Every line that is not empty, of one file after another. A line over the bound is refused.
-    Raises NotImportable."""
-    count = total = 0
+def first_bytes(path: Path, count: int) -> bytes:
+    """Of its text, fewer where it ends before. Raises NotImportable."""
+    with opened(path) as file:
+        return _read(file, path, count)
+
+
+def lines(
+    paths: Sequence[Path],
+    tally: Tally,
+    progress: Progress,
+    *,
+    most_bytes: int = MAX_BYTES,
+    must_end: bool = False,
+) -> Iterator[bytes]:
+    """Every line that is not empty, of one file after another. A line over the bound is refused;
+    with `must_end` also the last one of a file if it has no line break, as of a file that was cut.
+    Raises NotImportable, also for more than `most_bytes` of text, with what is refused."""
+    count, budget = 0, _Budget(most_bytes)
     for path in paths:
         with opened(path) as file:
-            while line := _next_line(file, path, tally):
-                count, total = count + 1, total + len(line)
-                if total > MAX_BYTES:
-                    raise NotImportable(
-                        f"{path}: more than {MAX_BYTES >> 30} GiB of text; give the files of the "
-                        "time in question"
-                    )
+            while line := _next_line(file, path, tally, budget):
+                count += 1
                 if count % _TELL_EVERY_LINES == 0:
                     progress(f"{path.name}: {count:,} lines")
-                if stripped := line.strip():
+                if must_end and not line.endswith(b"\n"):
+                    tally.refuse(f"{path.name} ends in the middle of a line")
+                elif stripped := line.strip():
                     yield stripped
 
 
-def _next_line(file: BinaryIO | gzip.GzipFile, path: Path, tally: Tally) -> bytes:
+class _Budget:
+    """How much text may be read, of all files together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = self._left = most_bytes
+
+    def line(self, file: BinaryIO | gzip.GzipFile, path: Path, most: int) -> bytes:
+        """A line, or `most` bytes of it. Raises NotImportable; OSError, EOFError, zlib.error."""
+        found = file.readline(most)
+        self._left -= len(found)
+        if self._left < 0:
+            raise NotImportable(
+                f"{path}: more than {self._most_bytes / (1 << 30):.3g} GiB of text; give the files "
+                "of the time in question"
+            )
+        return found
+
+
+def _next_line(file: BinaryIO | gzip.GzipFile, path: Path, tally: Tally, budget: _Budget) -> bytes:
     """The next line that is not too long; empty at the end. A gzip file that ends early ends
     there."""
     while True:
         try:
-            line = file.readline(MAX_LINE_BYTES + 1)
+            line = budget.line(file, path, MAX_LINE_BYTES + 1)
             if len(line) <= MAX_LINE_BYTES:
                 return line
             while line and not line.endswith(b"\n"):
-                line = file.readline(MAX_LINE_BYTES)
+                line = budget.line(file, path, MAX_LINE_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             tally.refuse(f"{path.name} ends early: {error}")
             return b""
@@ -116,12 +145,17 @@ def _next_line(file: BinaryIO | gzip.GzipFile, path: Path, tally: Tally) -> byte
 def whole(path: Path) -> bytes:
     """All of a file that cannot be read line by line. Raises NotImportable."""
     with opened(path) as file:
-        try:
-            data = file.read(MAX_WHOLE_BYTES + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise NotImportable(f"{path}: {error}") from error
+        data = _read(file, path, MAX_WHOLE_BYTES + 1)
     if len(data) > MAX_WHOLE_BYTES:
         raise NotImportable(
             f"{path}: more than {MAX_WHOLE_BYTES >> 20} MiB in one piece; give it as JSON lines"
         )
     return data
+
+
+def _read(file: BinaryIO | gzip.GzipFile, path: Path, count: int) -> bytes:
+    """Raises NotImportable."""
+    try:
+        return file.read(count)
+    except (OSError, EOFError, zlib.error) as error:
+        raise NotImportable(f"{path}: {error}") from error

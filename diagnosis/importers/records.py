@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,6 +16,17 @@ class Span(NamedTuple):
 
     begin_ns: int
     end_ns: int
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """In order, those that touch as one."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and span.begin_ns <= found[-1].end_ns:
+            found[-1] = Span(found[-1].begin_ns, max(found[-1].end_ns, span.end_ns))
+        else:
+            found.append(span)
+    return found
 
 
 Measures = dict[Imported, float]
@@ -51,6 +62,12 @@ class RequestSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return None
         return self.at_ns + (self.front_ns or 0) + self.queue_ns + self.prefill_ns
 
+    @property
+    def end_ns(self) -> int:
+        """When its last token came, as far as its parts are known."""
+        parts = (self.front_ns, self.queue_ns, self.prefill_ns, self.decode_ns)
+        return self.at_ns + sum(part or 0 for part in parts)
+
 
 class StepSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One forward pass, with sums over its rows. `number` counts the records of a worker, from
@@ -71,10 +88,11 @@ class StepSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class Scrape(msgspec.Struct, frozen=True, gc=False):
     """Values of metrics at a time. Counters of one name are summed over engines; a gauge of a share
-    is the largest of them."""
+    is the largest of them. It had `samples` lines with one of them."""
 
     at_ns: int
     values: dict[str, float]
+    samples: int
 
 
 class Record(Protocol):

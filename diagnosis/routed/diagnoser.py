@@ -26,6 +26,7 @@ from diagnosis.routed.engines import Engines
 from diagnosis.routed.prefixes import ComputedPrefixes
 from diagnosis.routed.ranking import Held, ranked
 from diagnosis.routed.sequences import Sequence, Sequences
+from diagnosis.routed.steps import wait_ns
 from diagnosis.routed.symptoms import FleetFault, RoutedVerdict
 from diagnosis.routed.thresholds import APART_TICKS, PAST_TICKS, WINDOW_TICKS
 from diagnosis.routed.ticks import First, Ticks
@@ -38,6 +39,7 @@ from telemetry.facts.engine_records import (
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
+    SequencesListed,
 )
 from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
@@ -64,6 +66,7 @@ from telemetry.facts.fleet.sequence_records import (
     SequenceSent,
     TokensReceived,
 )
+from telemetry.facts.reasons import FactSource
 from telemetry.facts.records import FactsLost
 
 _UNPLACED = frozenset(
@@ -77,7 +80,6 @@ _UNPLACED = frozenset(
 _TRANSFERS = (
     EngineStarted, SequenceQueued, SequenceAdmitted, SequenceEnded,
     KvReserved, KvRefused, KvSealed, KvAdmitted, KvLost, KvReleased, KvVerified, KvSplitChosen,
-    FactsLost,
 )  # fmt: skip
 _KV_CAUSES = (
     kv_waits.prefill_bound, kv_waits.decode_bound, kv_waits.transfer_slow,
@@ -108,7 +110,9 @@ class RoutedDiagnoser:
             TokensReceived: self._received,
             RemoteAccounted: self._accounted,
             ClockSampled: self._sampled,
+            SequencesListed: self._listed,
             **dict.fromkeys(_TRANSFERS, self._transferred),
+            FactsLost: self._lost,
         }
 
     @property
@@ -133,10 +137,13 @@ class RoutedDiagnoser:
 
     def _joined(self, fact: EngineJoined) -> None:
         if self._engines.joined(fact):
+            self._sequences.left(fact.engine)
             self._ticks.now.cell(fact.engine).restarts += 1
 
     def _left(self, fact: EngineLeft) -> None:
+        """What was sent there is over, whatever is still accounted for."""
         self._engines.left(fact.engine)
+        self._sequences.left(fact.engine)
 
     def _reported(self, fact: EngineReported) -> None:
         self._ticks.now.cell(fact.engine).others += self._engines.reported(fact)
@@ -198,7 +205,8 @@ class RoutedDiagnoser:
                 self._prefixes.computed(fact.engine, sequence.anchors, fact.at_ns)
                 cell.firsts.append(self._first(sequence, fact.at_ns))
                 if engine is not None and cost is not None:
-                    cell.expected_ns += engine.steps.prompt_ns(sequence, fact.at_ns, cost)
+                    budget = engine.signal.budget_tokens
+                    cell.expected_ns += engine.steps.prompt_ns(sequence, fact.at_ns, cost, budget)
 
     def _accounted(self, fact: RemoteAccounted) -> None:
         steps = self._clocks.steps_found
@@ -211,6 +219,14 @@ class RoutedDiagnoser:
             cell.unplaced += is_unplaced
             cell.placed += not is_unplaced
         self._seen.clocks = True
+
+    def _listed(self, fact: SequencesListed) -> None:
+        self._sequences.listed(fact)
+
+    def _lost(self, fact: FactsLost) -> None:
+        if fact.source is FactSource.GATEWAY:
+            self._sequences.lost()
+        self._transferred(fact)
 
     def _sampled(self, fact: ClockSampled) -> None:
         steps = self._clocks.steps_found
@@ -225,12 +241,11 @@ class RoutedDiagnoser:
             self.verdict = RoutedVerdict((), 0, 0, False, abstentions(self._seen, 0))
 
     def _first(self, sequence: Sequence, at_ns: int) -> First:
-        """How long a first token was waited for, or is, beside the work of its own prompt."""
-        cost = self._engines.cost
-        computed = sequence.computed_tokens
-        tokens = sequence.prompt_tokens if computed is None else computed
-        own_ns = 0 if cost is None else cost.prefill_token_ns * tokens + cost.base_ns
-        return First(sequence.request_id, max(0, at_ns - sequence.sent_ns - own_ns))
+        """Of a sequence whose first token has come at `at_ns`, or has not come until then."""
+        engine = self._engines.now.get(sequence.engine)
+        budget = None if engine is None else engine.signal.budget_tokens
+        waited_ns = wait_ns(sequence, at_ns, self._engines.cost, budget)
+        return First(sequence.request_id, waited_ns)
 
     # Ticks
 

@@ -29,7 +29,7 @@ class Engines:
     def __init__(self) -> None:
         self.now: dict[str, Engine] = {}
         self.reports = 0
-        self._before: dict[str, None] = {}  # names that were here once, in order
+        self._incarnations: dict[str, int] = {}  # the last of each name, the newest name last
 
     @property
     def cost(self) -> StepCostSet | None:
@@ -41,11 +41,11 @@ class Engines:
         """Whether it was here before, as another incarnation."""
         signal = EngineSignal(fact.at_ns)
         self.now[fact.engine] = Engine(fact.incarnation, fact.block_tokens, signal)
-        is_back = fact.engine in self._before
-        self._before[fact.engine] = None
-        if len(self._before) > _KEPT:
-            del self._before[next(iter(self._before))]
-        return is_back
+        before = self._incarnations.pop(fact.engine, fact.incarnation)
+        self._incarnations[fact.engine] = fact.incarnation
+        if len(self._incarnations) > _KEPT:
+            del self._incarnations[next(iter(self._incarnations))]
+        return before != fact.incarnation
 
     def left(self, name: str) -> None:
         self.now.pop(name, None)

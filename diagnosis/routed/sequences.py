@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from telemetry.facts.engine_records import SequencesListed
 from telemetry.facts.fleet.routing_records import RequestRouted
 from telemetry.facts.fleet.sequence_records import SequenceSent
 
@@ -29,6 +30,11 @@ class Sequence:
     busy_ns: int = 0
     first_ns: int | None = None
     outputs: int = 0
+
+    @property
+    def to_compute_tokens(self) -> int:
+        """Of its prompt: all, as long as nothing is known of what was found there."""
+        return self.prompt_tokens if self.computed_tokens is None else self.computed_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -67,5 +73,17 @@ class Sequences:
             self.live.popitem(last=False)
         return found
 
-    def at(self, engine: str) -> list[Sequence]:
-        return [one for one in self.live.values() if one.engine == engine]
+    def listed(self, fact: SequencesListed) -> None:
+        """The end of a sequence that is not listed was lost."""
+        for seq_id in fact.over(list(self.live)):
+            del self.live[seq_id]
+
+    def left(self, engine: str) -> None:
+        """An incarnation of an engine is gone, with all that was there."""
+        for seq_id in [one.seq_id for one in self.live.values() if one.engine == engine]:
+            del self.live[seq_id]
+
+    def lost(self) -> None:
+        """Facts of the gateway are missing: first tokens and ends of those that are live may be
+        among them."""
+        self.live.clear()

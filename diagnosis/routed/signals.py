@@ -30,6 +30,11 @@ class EngineSignal:
         """Decode rows in the last report."""
         return 0 if self.report is None else self.report.decode_rows
 
+    @property
+    def budget_tokens(self) -> int | None:
+        """Of a step, by the last report; None without one."""
+        return None if self.report is None else self.report.budget_tokens
+
     def age_ns(self, now_ns: int) -> int:
         """At least so old is what is known."""
         return max(0, now_ns - self.made_ns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diagnosis.routed.sequences import Sequence
+from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.sequence_records import TokensReceived
 
@@ -45,14 +46,42 @@ class EngineSteps:
     def admitted(self, sequence: Sequence) -> None:
         sequence.busy_ns = self.busy_ns
 
-    def prompt_ns(self, sequence: Sequence, at_ns: int, cost: StepCostSet) -> float:
+    def prompt_ns(
+        self, sequence: Sequence, at_ns: int, cost: StepCostSet, budget_tokens: int | None = None
+    ) -> float:
         """What the prompt of a sequence, which has its first token, should have added to the steps
-        that were seen."""
+        that were seen, where a step has at most `budget_tokens`."""
         if sequence.admitted_ns is None or sequence.computed_tokens is None:
             return 0.0
         span_ns = max(1, at_ns - sequence.admitted_ns)
         seen = min(1.0, (self.busy_ns - sequence.busy_ns) / span_ns)
-        return seen * cost.prefill_token_ns * sequence.computed_tokens
+        return seen * added_ns(sequence, cost, budget_tokens)
+
+
+def added_ns(sequence: Sequence, cost: StepCostSet, budget_tokens: int | None) -> float:
+    """What a prompt adds to the steps that it is in, with its attention to itself and to what was
+    cached."""
+    tokens = sequence.to_compute_tokens
+    pairs = attention_pairs(tokens, max(0, sequence.prompt_tokens - tokens))
+    mixed_ns = chunks(tokens, budget_tokens) * cost.mixed_ns
+    return cost.prefill_token_ns * tokens + cost.pair_ns * pairs + mixed_ns
+
+
+def wait_ns(
+    sequence: Sequence, at_ns: int, cost: StepCostSet | None, budget_tokens: int | None
+) -> int:
+    """How long a first token was waited for, or is, until `at_ns`, beyond what its prompt takes
+    alone at its engine; without a cost nothing is known of that."""
+    own_ns = 0.0
+    if cost is not None:
+        steps = chunks(sequence.to_compute_tokens, budget_tokens)
+        own_ns = steps * cost.base_ns + added_ns(sequence, cost, budget_tokens)
+    return max(0, at_ns - sequence.sent_ns - round(own_ns))
+
+
+def chunks(tokens: int, budget_tokens: int | None) -> int:
+    """How many steps a prompt is in, at least; None: the budget of a step is not known."""
+    return -(-tokens // budget_tokens) if tokens and budget_tokens else 1
 
 
 class Step:

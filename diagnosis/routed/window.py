@@ -18,7 +18,8 @@ from telemetry.numbers.quantiles import median
 
 class Window:
     """Sums by engine: `cells` of the window, `past` of the time before, empty without history.
-    `engines` are those that are there now."""
+    `engines` are those that are there now. Where `usual_wait_ns` is not known it is None, and no
+    first token is late."""
 
     def __init__(self, recent: Sequence[Tick], past: Past, engines: Collection[str]) -> None:
         self.recent, self.past_ticks = recent, past.ticks
@@ -53,17 +54,28 @@ class Window:
 
     # Waits
 
-    def late_ns(self, first: First) -> int:
-        """By how much a first token is later than usual."""
-        usual_ns = self.usual_wait_ns or 0
-        late_ns = first.wait_ns - usual_ns
+    def late_ns(self, first: First) -> int | None:
+        """By how much a first token is later than usual; None: what is usual is not known."""
+        if self.usual_wait_ns is None:
+            return None
+        late_ns = first.wait_ns - self.usual_wait_ns
         return int(late_ns) if late_ns > LATE_NS else 0
 
     def late(self, engine: str | None = None) -> list[tuple[First, int]]:
-        """First tokens that were late at an engine, or (None) at any, the latest first."""
+        """First tokens that were late at an engine, or (None) at any, the latest first; none where
+        that is not known."""
         cells = self.cells.values() if engine is None else (self.cells[engine],)
-        found = [(first, self.late_ns(first)) for cell in cells for first in cell.firsts]
-        return sorted((one for one in found if one[1]), key=lambda one: -one[1])
+        found = [
+            (first, late_ns)
+            for cell in cells
+            for first in cell.firsts
+            if (late_ns := self.late_ns(first))
+        ]
+        return sorted(found, key=lambda one: -one[1])
+
+    def late_count(self, late: Sequence[tuple[First, int]]) -> int | None:
+        """How many these are, as evidence; None: not known."""
+        return None if self.usual_wait_ns is None else len(late)
 
     def wait_ns(self, engine: str) -> float | None:
         """The mean wait at an engine; None: of too few."""

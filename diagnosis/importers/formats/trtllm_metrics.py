@@ -49,7 +49,7 @@ def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> StepRecord:
     for one in _iterations(paths, tally, progress):
         try:
             step = _step(one, at_ns.get(one.attentionDpRank, 0))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             tally.refuse(str(error))
         else:
             at_ns[one.attentionDpRank] = step.at_ns
@@ -85,7 +85,7 @@ def _iterations(paths: Sequence[Path], tally: Tally, progress: Progress) -> Iter
 
 
 def _step(one: _Iteration, at_ns: int) -> StepSeen:
-    """Raises ValueError."""
+    """Raises ValueError, OverflowError."""
     host = one.iterLatencyMS if one.hostStepTimeMS is None else one.hostStepTimeMS
     device = one.prevDeviceStepTimeMS if one.gpuForwardTimeMS is None else one.gpuForwardTimeMS
     length_ns = ns_of_ms(host, "hostStepTimeMS")

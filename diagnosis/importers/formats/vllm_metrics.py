@@ -49,13 +49,15 @@ class _Values:
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
+        self.samples = 0
 
     def add(self, sample: Sample) -> None:
-        """Engines are summed; of shares the largest counts."""
+        """Of one that is needed. Engines are summed; of shares the largest counts."""
         name, value = sample.name, sample.value
+        self.samples += 1
         if name == _SHARE:
             self.found[name] = max(value, self.found.get(name, value))
-        elif is_needed(name):
+        else:
             self.found[name] = self.found.get(name, 0.0) + value
         if name == _ENDED and sample.labels.get("finished_reason") == "error":
             failed = f"{_ENDED}{{error}}"
@@ -67,7 +69,7 @@ def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> ScrapeRecor
     kept: Newest[Scrape] = Newest(MAX_SCRAPES)
     at_ns: int | None = None
     values = _Values()
-    for line in lines(paths, tally, progress):
+    for line in lines(paths, tally, progress, must_end=True):
         text = line.decode(errors="replace")
         if text.startswith(MARK):
             _keep(kept, at_ns, values, tally)
@@ -86,7 +88,7 @@ def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> ScrapeRecor
 
 def _add_line(text: str, values: _Values, tally: Tally) -> None:
     try:
-        sample = sample_of(text, PREFIX)
+        sample = sample_of(text, PREFIX, is_needed)
     except ValueError as error:
         tally.refuse(str(error))
         return
@@ -107,7 +109,7 @@ def _time_of(text: str, tally: Tally) -> int | None:
 
 def _keep(kept: Newest[Scrape], at_ns: int | None, values: _Values, tally: Tally) -> None:
     if at_ns is not None and values.found:
-        kept.add(Scrape(at_ns, values.found))
+        kept.add(Scrape(at_ns, values.found, values.samples))
         tally.read += 1
 
 
@@ -128,7 +130,7 @@ def watch(
     while True:
         text = _scraped(address, tally, is_first=not done)
         at_ns, values = clock.now_ns(), _Values()
-        for line in text.splitlines():
+        for line in _whole_lines(text, tally):
             _add_line(line, values, tally)
         if not done and not values.found:
             raise NotImportable(
@@ -142,6 +144,15 @@ def watch(
             return ScrapeRecord(kept.all())
         progress(f"{address}: {passed_s:.0f} of {seconds:.0f} s")
         sleep(max(0, begin_ns + done * INTERVAL_NS - clock.now_ns()))
+
+
+def _whole_lines(text: str, tally: Tally) -> list[str]:
+    """Of an answer; a last line without its line break was cut off."""
+    found = text.splitlines(keepends=True)
+    if found and not found[-1].endswith("\n"):
+        found.pop()
+        tally.refuse("a scrape ends in the middle of a line")
+    return found
 
 
 def _scraped(address: str, tally: Tally, *, is_first: bool) -> str:

@@ -21,8 +21,8 @@ from diagnosis.importers.reading import (
     NotImportable,
     Progress,
     Tally,
+    first_bytes,
     lines,
-    opened,
     whole,
 )
 from diagnosis.importers.records import RequestSeen
@@ -32,7 +32,7 @@ _LATENCY = "gen_ai.latency."
 _FIRST, _QUEUE = f"{_LATENCY}time_to_first_token", f"{_LATENCY}time_in_queue"
 _PREFILL, _DECODE = f"{_LATENCY}time_in_model_prefill", f"{_LATENCY}time_in_model_decode"
 _PROMPT, _OUTPUT = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
-_LENGTH_BYTES = 4
+_LENGTH_BYTES, _HEAD_BYTES = 4, 1024
 _LONGEST_S = 1e6
 LATEST_NS = 1 << 63
 
@@ -92,21 +92,16 @@ def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> RequestReco
     """Raises NotImportable."""
     kept: Newest[RequestSeen] = Newest()
     for path in paths:
-        if _first_byte(path) != b"{":
+        head = first_bytes(path, _HEAD_BYTES)
+        if head.lstrip()[:1] not in (b"{", b""):
             _read_protobuf(path, kept, tally)
-        elif not _read_jaeger(path, kept, tally):
+        elif b'"data"' in head and b'"resourceSpans"' not in head:
+            _read_jaeger(path, kept, tally)
+        else:
             for line in lines([path], tally, progress):
                 _read_message(line, kept, tally)
     tally.dropped = kept.dropped
     return RequestRecord(kept.all())
-
-
-def _first_byte(path: Path) -> bytes:
-    with opened(path) as file:
-        try:
-            return file.read(1024).lstrip()[:1] or b"{"
-        except (OSError, EOFError) as error:
-            raise NotImportable(f"{path}: {error}") from error
 
 
 def _read_message(line: bytes, kept: Newest[RequestSeen], tally: Tally) -> None:
@@ -127,12 +122,8 @@ def _read_message(line: bytes, kept: Newest[RequestSeen], tally: Tally) -> None:
         _add(kept, tally, span.startTimeUnixNano, values)
 
 
-def _read_jaeger(path: Path, kept: Newest[RequestSeen], tally: Tally) -> bool:
-    """Whether it is an export of Jaeger: one object in the whole file."""
-    with opened(path) as file:
-        head = file.read(1024)
-    if b'"data"' not in head or b'"resourceSpans"' in head:
-        return False
+def _read_jaeger(path: Path, kept: Newest[RequestSeen], tally: Tally) -> None:
+    """One object in the whole file."""
     try:
         export = _JAEGER.decode(whole(path))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -142,10 +133,9 @@ def _read_jaeger(path: Path, kept: Newest[RequestSeen], tally: Tally) -> bool:
             tally.skipped += 1
             continue
         values = {
-            tag.key: float(tag.value) for tag in span.tags if isinstance(tag.value, int | float)
+            tag.key: _float(tag.value) for tag in span.tags if isinstance(tag.value, int | float)
         }
         _add(kept, tally, span.startTime * 1000, values)
-    return True
 
 
 def _read_protobuf(path: Path, kept: Newest[RequestSeen], tally: Tally) -> None:
@@ -187,8 +177,13 @@ def _framed(path: Path) -> Iterator[bytes]:
 def _number(value: _Value) -> float | None:
     if value.doubleValue is not None:
         return value.doubleValue
+    return None if value.intValue is None else _float(value.intValue)
+
+
+def _float(value: float | str) -> float | None:
+    """None for what no float holds, as an integer of 400 digits."""
     try:
-        return None if value.intValue is None else float(value.intValue)
+        return float(value)
     except (ValueError, OverflowError):
         return None
 

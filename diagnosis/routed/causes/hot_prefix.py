@@ -29,8 +29,8 @@ def found(window: Window) -> FleetFault | None:
     wait_ns, others_ns = window.wait_ns(engine), window.others_wait_ns(engine)
     if there < HOT_AT_ONE * count or wait_ns is None:
         return None
-    beside_ns = (window.usual_wait_ns or 0.0) if others_ns is None else others_ns
-    if wait_ns - beside_ns < LATE_NS:
+    beside_ns = window.usual_wait_ns if others_ns is None else others_ns
+    if beside_ns is None or wait_ns - beside_ns < LATE_NS:
         return None
     late = window.late(engine)
     name = f"{PREFIX}{prefix:016x}"
@@ -45,7 +45,7 @@ def found(window: Window) -> FleetFault | None:
             R.PREFIX_AT_ONE.of(there / count),
             R.WAIT_EACH.of(wait_ns / 1e6),
             R.OTHERS_WAIT_EACH.of(None if others_ns is None else others_ns / 1e6),
-            R.LATE_FIRSTS.of(len(late)),
+            R.LATE_FIRSTS.of(window.late_count(late)),
         ),
         culprits=(name, engine),
         victims=tuple(first.request_id for first, _ in late[:8]),

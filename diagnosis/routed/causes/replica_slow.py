@@ -41,7 +41,7 @@ def found(window: Window) -> FleetFault | None:
             R.USUAL_STEP_FACTOR.of(usual),
             R.STEPS.of(cell.steps),
             R.STEP_EXCESS.of(excess_ms),
-            R.LATE_FIRSTS.of(len(late)),
+            R.LATE_FIRSTS.of(window.late_count(late)),
         ),
         culprits=tuple(ranked),
         victims=tuple(first.request_id for first, _ in late[:8]),

@@ -18,8 +18,8 @@ R = Routed
 
 
 def found(window: Window) -> FleetFault | None:
-    """Whether picks meet more often within a tick than over the window."""
-    if len(window.engines) < 2:
+    """Whether picks meet more often within a tick than over the window, and requests are late."""
+    if len(window.engines) < 2 or not window.has_history:
         return None
     within = meeting([[c.arrivals for c in tick.cells.values()] for tick in window.recent])
     over = meeting([[cell.arrivals for cell in window.cells.values()]])

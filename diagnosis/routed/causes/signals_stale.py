@@ -31,7 +31,7 @@ def found(window: Window) -> FleetFault | None:
             R.SIGNAL_AGE.of(oldest_s),
             R.USUAL_SIGNAL_AGE.of(None if usual_ns is None else usual_ns / 1e9),
             R.ENGINES_STALE.of(len(ranked)),
-            R.LATE_FIRSTS.of(len(late)),
+            R.LATE_FIRSTS.of(window.late_count(late)),
         ),
         culprits=tuple(ranked),
         victims=tuple(first.request_id for first, _ in late[:8]),

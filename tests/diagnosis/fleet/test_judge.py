@@ -9,6 +9,7 @@ from diagnosis.fleet.replica import Replica
 from diagnosis.fleet.sides import Side, side_of
 from diagnosis.fleet.words import sentences
 from diagnosis.symptoms import Finding, MissedPromise, MissForm, Symptom
+from diagnosis.verdicts.classifier import Diagnosis, diagnoser_failed
 from tests.support.worlds.replicas import (
     finding,
     healthy,
@@ -221,6 +222,35 @@ def test_a_missed_promise_counts_where_no_cause_is_known() -> None:
 def test_an_incomplete_record_makes_no_replica_bad() -> None:
     """Serving goes on as before."""
     assert judge([*healthy(2), replica("r", finding(S.TELEMETRY_DEGRADED))]).scope is Scope.HEALTHY
+
+
+def unsure(
+    name: str, why: str = "requests are delayed, and nothing recorded explains it"
+) -> Replica:
+    return replica(name, diagnosis=Diagnosis((), 0, 0, True, verdict="indeterminate", why=why))
+
+
+def test_a_fleet_whose_replicas_cannot_judge_themselves_is_not_healthy() -> None:
+    """Delays that nothing explains, or a diagnoser that has failed."""
+    failed = replica("failed", diagnosis=diagnoser_failed("KeyError"))
+    verdict = judge([unsure("delayed"), failed])
+    said = sentences(verdict)
+
+    assert verdict.scope is Scope.NOT_ENOUGH
+    assert said[0].startswith("not enough to say: 2 of 2 replicas cannot judge themselves")
+    assert (
+        said[1] == "delayed: indeterminate; requests are delayed, and nothing recorded explains it"
+    )
+    assert said[2].startswith("failed: indeterminate; the record is not read")
+
+
+def test_one_replica_that_cannot_judge_itself_is_named_beside_any_verdict() -> None:
+    few = judge([*healthy(3), unsure("odd", "why")])
+    bad = judge([*healthy(2), unsure("odd", "why"), slow("bad", finding(S.THROTTLED))])
+
+    assert (few.scope, few.judged) == (Scope.NOT_ENOUGH, 4)
+    assert (bad.scope, names(bad)) == (Scope.BAD_REPLICA, ["bad"])
+    assert "odd: indeterminate; why" in sentences(bad)
 
 
 @pytest.mark.parametrize("symptom", Symptom)

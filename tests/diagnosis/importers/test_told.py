@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from diagnosis.importers.kinds import KINDS, Certainty, Kind
+from diagnosis.importers.quantities import Imported as Q
+from diagnosis.importers.records import Span
+from diagnosis.importers.registry import diagnose_files
 from diagnosis.importers.ways import NEVER, ON_DEVICE, ON_HOST, WAYS, told_by_kind
 from diagnosis.symptoms import Symptom as Cause
 from tests.diagnosis.importers.written import (
@@ -16,7 +19,9 @@ from tests.diagnosis.importers.written import (
     dynamo_request,
     forward_pass,
     llama_answer,
+    read,
     sglang_request,
+    silent,
     trt_iteration,
     write,
 )
@@ -77,6 +82,20 @@ def test_passes_that_are_missing_are_counted(tmp_path: Path) -> None:
     lines = [forward_pass(number, 100 * number, 20) for number in range(600) if number % 20]
 
     assert named(Kind.DYNAMO_FPM, lines, tmp_path) == {Cause.TELEMETRY_DEGRADED: Certainty.COUNTED}
+
+
+def test_passes_that_are_missing_before_the_stretch_are_not_counted_in_it(tmp_path: Path) -> None:
+    """Half of those of the first 35 s; of the 60 s the last 20 are judged."""
+    numbers = [number for number in range(600) if number >= 350 or number % 100 < 50]
+    lines = [forward_pass(number, 100 * number, 20) for number in numbers]
+    path = write(tmp_path / "fpm.jsonl", lines)
+
+    def named(now: tuple[float, float], usual: tuple[float, float]) -> list[Cause]:
+        found = diagnose_files(Kind.DYNAMO_FPM, [path], silent, (now, usual))
+        return [one.symptom for one in found.findings]
+
+    assert named((20, 0), (59, 30)) == []
+    assert named((59, 30), (20, 0)) == [Cause.TELEMETRY_DEGRADED]
 
 
 def test_a_sampled_record_misses_nothing(tmp_path: Path) -> None:
@@ -154,6 +173,45 @@ def test_a_queue_without_more_demand_is_not_called_an_overload(tmp_path: Path) -
 
     assert found.verdict == "undecided"
     assert Cause.QUEUE_OVERLOAD in found.undecided[0].causes
+
+
+@pytest.mark.parametrize("apart_ms", [1, 0])
+def test_no_more_requests_wait_or_run_than_there_are(apart_ms: int, tmp_path: Path) -> None:
+    """Of ten that come within 9 ms, or at one instant, and take about a second."""
+    lines = [dynamo_request(apart_ms * number, wait_ms=60) for number in range(10)]
+    record = read(Kind.DYNAMO_TRACE, write(tmp_path / "trace.jsonl", lines))
+
+    whole, moment = record.measure([record.span]), record.measure([Span(0, 1 << 62)])
+
+    for measured in (whole, moment):
+        assert 0 < measured[Q.WAITING] < measured[Q.RUNNING] <= 10
+    assert whole[Q.RUNNING] == pytest.approx(10 * 1050 / (9 * apart_ms + 1110), rel=0.01)
+
+
+def test_no_more_requests_wait_in_a_stretch_than_came_in_it(tmp_path: Path) -> None:
+    """Each of the twenty waits for longer than the stretch of the first four lasts."""
+    lines = [dynamo_request(500 * number, wait_ms=60_000) for number in range(20)]
+    record = read(Kind.DYNAMO_TRACE, write(tmp_path / "trace.jsonl", lines))
+    begin_ns = record.span.begin_ns
+
+    measured = record.measure([Span(begin_ns, begin_ns + 2_000_000_000)])
+
+    assert measured[Q.WAITING] == 4
+
+
+@pytest.mark.parametrize("apart_ms", [0, 1, 100])
+def test_a_short_burst_is_no_overload_throughout(apart_ms: int, tmp_path: Path) -> None:
+    lines = [dynamo_request(apart_ms * number, wait_ms=60) for number in range(10)]
+
+    found = diagnose(Kind.DYNAMO_TRACE, write(tmp_path / "trace.jsonl", lines))
+
+    assert (found.verdict, found.findings) == ("abstains", ())
+
+
+def test_a_queue_that_is_there_all_the_time_is_an_overload(tmp_path: Path) -> None:
+    lines = [dynamo_request(500 * number, wait_ms=2000) for number in range(60)]
+
+    assert [*named(Kind.DYNAMO_TRACE, lines, tmp_path)] == [Cause.QUEUE_OVERLOAD]
 
 
 def test_requests_of_dynamo_that_end_in_an_error_are_counted(tmp_path: Path) -> None:
