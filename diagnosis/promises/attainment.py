@@ -122,10 +122,12 @@ class Attainment:
 
     def _recover(self, good: int, missed: int) -> None:
         """Add the tick to the sum that says that the class is met again (a second CUSUM: so many
-        times as likely are its requests if only the allowed share misses)."""
+        times as likely are its requests if only the allowed share misses). It is compared with
+        twice that share at least, or, where that were nearly all, with one between it and all."""
         self._since = [self._since[0] + good, self._since[1] + missed]
         share = self._since[1] / max(1, sum(self._since))
-        share = max(2 * self.allowed, min(MOST_SHARE, share))
+        least = min(2 * self.allowed, (1 + self.allowed) / 2)
+        share = max(least, min(MOST_SHARE, share))
         if share >= 1:
             return
         of_good, of_miss = log((1 - self.allowed) / (1 - share)), log(self.allowed / share)

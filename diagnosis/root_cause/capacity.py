@@ -9,7 +9,8 @@ import msgspec
 
 from diagnosis.root_cause.outcomes import ClassOutcome, outcomes_of
 from diagnosis.root_cause.thresholds import RESERVE
-from lab.replay.closed_loop import Users, closed_loop
+from lab.replay.closed_loop import Users, closed_loop, later_rounds_s
+from lab.replay.engine_costs import alike
 from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from service.engine.admission import Limits
@@ -89,13 +90,14 @@ def plan_capacity(
     policy: SloPolicy = DEFAULT_POLICY,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Plan:
-    """For the last engine in the journal. Raises NotReplayable, JournalError."""
+    """For the last engine in the journal, by its steps and those of others like it. Raises
+    NotReplayable, JournalError."""
     runs = read_runs(journal.facts())
     run = runs[-1]
     shape = run.started.shape
     if shape is None:
         raise NotReplayable("the journal does not say what shape the model has")
-    cost = fit_iterations(runs)
+    cost = fit_iterations(alike(run, runs))
     memory = memory_of(run.limits, shape, workload, memory_bytes)
     limits = _with_cache(run, memory)
     points: list[Point] = []
@@ -182,7 +184,8 @@ def _point(
         output_tokens=workload.output_tokens,
         slo_class=workload.slo_class,
     )
-    outcomes = outcomes_of(closed_loop(limits, cost, workload_users), policy)
+    facts = closed_loop(limits, cost, workload_users)
+    outcomes = outcomes_of(facts, policy, span_s=later_rounds_s(facts, workload_users))
     (outcome,) = outcomes.classes.values()
     return Point(
         users=users,

@@ -21,6 +21,7 @@ from statistics import fmean
 import msgspec
 
 from diagnosis.root_cause.interventions import Cause, Intervention, interventions
+from diagnosis.root_cause.limits import as_the_baseline
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import (
     JOINT_CAUSES,
@@ -61,10 +62,17 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Causes, the one that explains most first; empty when no latency grew, or nothing helps.
-    `moved` are the latencies that grew, in ms in reference and window, `tried` all interventions.
-    `interaction` is the share that only the leading causes together spare."""
+
+    `requests` of the window finished with a first token, and `reference_requests` of what it is
+    compared with; None: there is nothing to compare with. It is `compared` where both are enough;
+    else nothing is known of what moved. `moved` are the latencies that grew, in ms in reference and
+    window, `tried` all interventions. `interaction` is the share that only the leading causes
+    together spare.
+    """
 
     requests: int
+    reference_requests: int | None = None
+    compared: bool = False
     moved: dict[str, tuple[float, float]]
     gains: tuple[Gain, ...]
     tried: tuple[Cause, ...]
@@ -77,21 +85,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(question: Question, progress: Callable[[str], None] = lambda what: None) -> Explanation:
     """Replay every intervention. Raises NotReplayable."""
-    window = question.window
     unchanged = timelines_of(
         replay_modelled(question.run, question.cost, Intervention().change(question))
     )
+    found = _compared(question, unchanged)
+    if not found.moved:
+        return found
     candidates = interventions(question)
-    before, now = _before(question, unchanged, candidates), symptoms(unchanged, window)
-    moved = {
-        name: (before[name], value)
-        for name, value in now.items()
-        if name in before and value > MOVED * before[name] and value - before[name] > MOVED_LEAST_MS
-    }
-    requests = len(_in(unchanged, window))
-    if not moved:
-        return Explanation(requests=requests, moved={}, gains=(), tried=())
-    comparison = _Comparison(question, unchanged, moved)
+    comparison = _Comparison(question, unchanged, found.moved)
     gains: list[Gain] = []
     for cause, intervention in candidates.items():
         progress(cause.value)
@@ -102,26 +103,42 @@ def explain(question: Question, progress: Callable[[str], None] = lambda what: N
     interaction = None
     if len(gains) > 1:
         gains, interaction = comparison.shares(gains, candidates)
-    return Explanation(
-        requests=requests,
-        moved=moved,
-        gains=tuple(gains),
-        tried=tuple(candidates),
-        interaction=interaction,
+    return msgspec.structs.replace(
+        found, gains=tuple(gains), tried=tuple(candidates), interaction=interaction
     )
 
 
-def _before(
-    question: Question, unchanged: Sequence[RequestTimeline], candidates: dict[Cause, Intervention]
-) -> Values:
-    """Latencies of the reference, or of the window replayed with the baseline's limits."""
+def _compared(question: Question, unchanged: Sequence[RequestTimeline]) -> Explanation:
+    """What moved, without causes."""
+    before, now = _sides(question, unchanged)
+    was, is_now = _latencies(before or ()), _latencies(now)
+    return Explanation(
+        requests=_with_token(now),
+        reference_requests=None if before is None else _with_token(before),
+        compared=bool(was and is_now),
+        moved={
+            name: (was[name], value)
+            for name, value in is_now.items()
+            if name in was and value > MOVED * was[name] and value - was[name] > MOVED_LEAST_MS
+        },
+        gains=(),
+        tried=(),
+    )
+
+
+def _sides(
+    question: Question, unchanged: Sequence[RequestTimeline]
+) -> tuple[list[RequestTimeline] | None, list[RequestTimeline]]:
+    """Requests of the reference, or those of the window replayed with the limits of the baseline
+    (None: neither is known); and those of the window."""
+    window = question.window
     if question.reference is not None:
-        return symptoms(unchanged, question.reference)
-    baseline = Intervention()
-    for cause in (Cause.KV, Cause.SLOTS, Cause.BUDGET, Cause.CHUNKS):
-        baseline = baseline | candidates.get(cause, Intervention())
-    facts = replay_modelled(question.run, question.cost, baseline.change(question))
-    return symptoms(timelines_of(facts), question.window)
+        return _in(unchanged, question.reference), _in(unchanged, window)
+    if question.baseline is None:
+        return None, _in(unchanged, window)
+    facts = replay_modelled(question.run, question.cost, as_the_baseline(question))
+    before, now = finished_in_both(timelines_of(facts), unchanged)
+    return _in(before, window), _in(now, window)
 
 
 class _Comparison:
@@ -220,7 +237,10 @@ def finished_in_both(
 def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
     """Latencies in ms of the requests that arrived in a span and finished: mean and 95th percentile
     of TTFT, means of the worst gap between tokens, of TPOT and of E2E. Empty for too few."""
-    mine = _in(timelines, span)
+    return _latencies(_in(timelines, span))
+
+
+def _latencies(mine: Sequence[RequestTimeline]) -> Values:
     ttft = [t.ttft_ns for t in mine if t.ttft_ns is not None]
     if len(ttft) < LEAST_COMPARED:
         return {}
@@ -238,6 +258,10 @@ def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
 
 def _in(timelines: Iterable[RequestTimeline], span: Span) -> list[RequestTimeline]:
     return [t for t in timelines if span.has(t.accepted.at_ns) and t.outcome is Outcome.FINISHED]
+
+
+def _with_token(timelines: Iterable[RequestTimeline]) -> int:
+    return sum(t.ttft_ns is not None for t in timelines)
 
 
 def _worst_gap_ns(timeline: RequestTimeline) -> int | None:

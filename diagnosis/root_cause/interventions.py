@@ -7,16 +7,23 @@ nothing differs, there is no intervention.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, pstdev
 
 from diagnosis.attribution.thresholds import DEMAND_SIGMAS, GROWN_DEMAND, GROWN_LENGTH, SIGMAS
 from diagnosis.root_cause.adapters import room_for_adapters
+from diagnosis.root_cause.limits import (
+    chunked_prefill,
+    fewer_slots,
+    is_possible,
+    larger_budget,
+    more_blocks,
+    with_limits,
+)
 from diagnosis.root_cause.prefixes import restored_prefixes
 from diagnosis.root_cause.question import Question, arrivals
 from diagnosis.root_cause.slowness import (
@@ -26,7 +33,7 @@ from diagnosis.root_cause.slowness import (
     without_samples,
     without_stalls,
 )
-from diagnosis.root_cause.thresholds import MORE_BLOCKS, TENANT_RATE
+from diagnosis.root_cause.thresholds import TENANT_RATE
 from diagnosis.spans import Span
 from diagnosis.thresholds import ABORT_NS, LONGEST_QUANTILE
 from lab.replay.noise import RecordedNoise
@@ -94,10 +101,8 @@ class Intervention:
         disturbances = question.cost.disturbances
         for keep in self.noise_filters:
             disturbances = keep(disturbances)
-        limits = dataclasses.replace(question.run.limits, **self.limits)  # type: ignore[arg-type]
-        return Change(
-            limits=limits,
-            pinned=frozenset(self.limits),
+        return replace(
+            with_limits(question, self.limits),
             without=self.without,
             prompts=self.prompts,
             outputs=self.outputs,
@@ -114,17 +119,17 @@ def _smaller(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]
 
 
 def interventions(question: Question) -> dict[Cause, Intervention]:
-    """All that window and reference differ in, by cause."""
+    """All that window and reference differ in and that an engine could have had, by cause."""
     found = {
         Cause.DEMAND: _demand(question),
         Cause.TENANT: _tenant(question),
         Cause.PROMPTS: _prompts(question),
         Cause.OUTPUTS: _outputs(question),
-        Cause.CHUNKS: _chunks(question),
-        Cause.KV: _blocks(question),
-        Cause.ADAPTERS: _limits(room_for_adapters(question)),
-        Cause.SLOTS: _slots(question),
-        Cause.BUDGET: _budget(question),
+        Cause.CHUNKS: _limits(question, chunked_prefill(question)),
+        Cause.KV: _limits(question, more_blocks(question)),
+        Cause.ADAPTERS: _limits(question, room_for_adapters(question)),
+        Cause.SLOTS: _limits(question, fewer_slots(question)),
+        Cause.BUDGET: _limits(question, larger_budget(question)),
         Cause.STALLS: _filtered(without_stalls(question)),
         Cause.RESIDUAL: _filtered(without_residual(question)),
         Cause.MASKS: _filtered(without_masks(question)),
@@ -239,38 +244,10 @@ def _are_longer(now: Collection[int], baseline: Collection[int]) -> bool:
     return more > (GROWN_LENGTH - 1) * fmean(baseline) and more > SIGMAS * error
 
 
-def _chunks(question: Question) -> Intervention | None:
-    chunked = question.run.limits.chunked_prefill
-    return None if chunked else Intervention(limits={"chunked_prefill": True})
-
-
-def _blocks(question: Question) -> Intervention:
-    """As many blocks as in the baseline, or many more: the replay says whether that helps."""
-    blocks, baseline = question.run.limits.blocks_total, question.baseline
-    if baseline is not None and baseline.blocks_total > blocks:
-        return Intervention(limits={"blocks_total": baseline.blocks_total})
-    return Intervention(limits={"blocks_total": MORE_BLOCKS * blocks})
-
-
-def _slots(question: Question) -> Intervention | None:
-    before, now = question.limits_before, question.limits_now
-    if before is None or before.max_seqs >= max(one.max_seqs for one in now):
+def _limits(question: Question, limits: dict[str, object] | None) -> Intervention | None:
+    if limits is None or not is_possible(question, limits):
         return None
-    return Intervention(limits={"max_seqs": before.max_seqs})
-
-
-def _budget(question: Question) -> Intervention | None:
-    before, now = question.limits_before, question.limits_now
-    if before is None or before.budget_tokens <= min(one.budget_tokens for one in now):
-        return None
-    limits: dict[str, object] = {"budget_tokens": before.budget_tokens}
-    if any(one.auto_budget != before.auto_budget for one in now):
-        limits["auto_budget"] = before.auto_budget
     return Intervention(limits=limits)
-
-
-def _limits(limits: dict[str, object] | None) -> Intervention | None:
-    return None if limits is None else Intervention(limits=limits)
 
 
 def _filtered(noise_filter: NoiseFilter | None) -> Intervention | None:
@@ -307,11 +284,13 @@ def _choices(run: RecordedRun, span: Span) -> dict[str, list[int]]:
 
 
 def _prefix(question: Question) -> Intervention | None:
-    commands = _commands(question.run, question.run.started.at_ns, question.window.end_ns)
-    if any(isinstance(command, FlushCache) for command in commands):
-        return Intervention(flushes=False)
+    """A flush before the reference begins cools both it and the window."""
+    run, reference = question.run, question.reference
+    begin_ns = run.started.at_ns if reference is None else reference.begin_ns
+    commands = _commands(run, begin_ns, question.window.end_ns)
+    flushed = any(isinstance(command, FlushCache) for command in commands)
     prefixes = restored_prefixes(question)
-    return Intervention(prefixes=prefixes) if prefixes else None
+    return Intervention(flushes=not flushed, prefixes=prefixes) if flushed or prefixes else None
 
 
 def _zombies(question: Question) -> Intervention | None:

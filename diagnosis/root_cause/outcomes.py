@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from telemetry.facts.records import Fact, fact_ns
+from telemetry.facts.records import Fact
 from telemetry.numbers.quantiles import rank
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
@@ -43,28 +43,30 @@ class ClassOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
-    """All classes that had requests. `span_s` is from the first to the last fact."""
+    """All classes that had requests. Rates are over `span_s`."""
 
     span_s: float
     classes: dict[str, ClassOutcome]
 
 
 def outcomes_of(
-    facts: Iterable[Fact], policy: SloPolicy = DEFAULT_POLICY, cut: frozenset[str] = frozenset()
+    facts: Iterable[Fact],
+    policy: SloPolicy = DEFAULT_POLICY,
+    cut: frozenset[str] = frozenset(),
+    span_s: float | None = None,
 ) -> Outcomes:
     """Fold the facts of a run, in order. Requests in `cut` are recorded without their beginning and
-    have no latency."""
+    have no latency. Rates are over `span_s`; without it, over the time from the first request
+    accepted to the last end, since an engine may have been idle before and after. Runs that are
+    compared need the same."""
     timelines: list[RequestTimeline] = []
     measured: list[Measured] = []
     fold = PhaseFold([timelines.append], [measured.append], cut=cut)
-    first_ns = last_ns = None
     for fact in facts:
-        at_ns = fact_ns(fact)
-        first_ns = at_ns if first_ns is None else min(first_ns, at_ns)
-        last_ns = at_ns if last_ns is None else max(last_ns, at_ns)
         fold.on_facts((fact,))
     fold.close()
-    span_s = ((last_ns or 0) - (first_ns or 0)) / 1e9
+    if span_s is None:
+        span_s = _span_ns(timelines, cut) / 1e9
     by_class: dict[str, list[RequestTimeline]] = {}
     for timeline in timelines:
         name = policy.of(timeline.accepted.slo_class).name
@@ -80,6 +82,16 @@ def outcomes_of(
             for name, mine in sorted(by_class.items())
         },
     )
+
+
+def _span_ns(timelines: Sequence[RequestTimeline], cut: frozenset[str]) -> int:
+    """Requests in `cut` were accepted before the record begins, with others that it does not have,
+    so they do not begin the span where there are others."""
+    if not timelines:
+        return 0
+    begun = [t.accepted.at_ns for t in timelines if t.accepted.request_id not in cut]
+    begin_ns = min(begun or [t.accepted.at_ns for t in timelines])
+    return max(t.ended.at_ns for t in timelines) - begin_ns
 
 
 def _outcome(

@@ -15,6 +15,7 @@ from diagnosis.root_cause.counterfactual import Explanation, explain
 from diagnosis.root_cause.interventions import Cause
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import (
+    LEAST_COMPARED,
     LEAST_REFERENCE_S,
     REPLAYED_REFERENCE_NS,
     REPLAYED_S,
@@ -159,6 +160,23 @@ def root_cause(
         promises={} if diagnosis is None else promises_of(diagnosis, explanation),
         diagnosis=diagnosis,
         settings=settings,
+    )
+
+
+def why_not_compared(found: RootCause) -> str:
+    """Why nothing is known of what moved, in one line; empty where the window was compared."""
+    explanation = found.explanation
+    if explanation.compared:
+        return ""
+    before, has_reference = explanation.reference_requests, found.reference is not None
+    if before is None and has_reference:
+        return "the record has too little time before it to compare with"
+    if before is None:
+        return "the baseline has no limits to compare with"
+    where = "in the reference" if has_reference else "with the limits of the baseline"
+    return (
+        f"too few finished requests to compare: {explanation.requests}, and {before} {where}, "
+        f"where {LEAST_COMPARED} of each are needed"
     )
 
 

@@ -105,13 +105,13 @@ def _without_spent(
     nothing."""
     window = question.window
     steps = [step for step in question.run.steps.values() if window.has(step.begin_ns)]
-    spent = {step.begin_ns: spent_ns(step) for step in steps}
+    spent = {step.step_id: spent_ns(step) for step in steps}
     total_ns = sum(step.committed_ns - step.begin_ns for step in steps)
     if not total_ns or sum(spent.values()) < LEAST_QUEUE_SHARE * total_ns:
         return None
 
     def keep(known: Disturbances) -> Disturbances:
-        return tuple(_shorter(one, spent.get(one.begin_ns, 0)) for one in known)
+        return tuple(_shorter(one, spent.get(one.step_id, 0)) for one in known)
 
     return keep
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
-from lab.replay.iteration_cost import IterationCost, fit_iterations
+from lab.replay.engine_costs import costs_of
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise, NoNoise, RecordedNoise
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from lab.replay.replay_exact import Identity, replay_exactly
@@ -33,18 +34,36 @@ class NoiseKind(StrEnum):
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The fit of durations. `mean_error` is the mean relative error of a single turn."""
+    """The fit of durations. `mean_error` is the mean relative error of a single turn. Of several
+    engines that are not alike, each with its own fit, means over their turns."""
 
     turns: int
     mean_error: float
     gap_ms: float
     wake_ms: float
 
+    @staticmethod
+    def of(costs: Iterable[IterationCost]) -> CostReport:
+        """Of at least one; one that occurs several times counts once."""
+        fits = list({id(one): one for one in costs}.values())
+        turns = sum(one.iterations for one in fits)
+
+        def mean(value: Callable[[IterationCost], float]) -> float:
+            return sum(value(one) * one.iterations for one in fits) / turns
+
+        return CostReport(
+            turns=turns,
+            mean_error=mean(lambda one: one.mean_error),
+            gap_ms=mean(lambda one: one.gap_ns / 1e6),
+            wake_ms=mean(lambda one: one.wake_ns / 1e6),
+        )
+
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """`identities` compare the decisions of each engine run in the journal; None, with the reason
     in `not_compared`, where the journal does not begin with the engine. `changed` is None without
-    changes. `speed` is virtual over real time of the replay with fitted durations."""
+    changes. All rates are over the time from the first request to the last end as recorded. `speed`
+    is that time over the real time of the replay with fitted durations."""
 
     engines: int
     identities: list[Identity] | None
@@ -80,8 +99,8 @@ def replay_journal(
     policy: SloPolicy = DEFAULT_POLICY,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[ReplayReport, list[Fact]]:
-    """The report, and the facts of the last replay. `cost_from` is another journal to fit durations
-    to; its noise can only be drawn, since it was recorded at another time.
+    """The report, and the facts of the last replay. `cost_from` is another journal, to whose last
+    engine durations are fitted; its noise can only be drawn, since it was recorded at another time.
 
     Raises NotReplayable, JournalError, ConfigError.
     """
@@ -91,43 +110,46 @@ def replay_journal(
     runs = read_runs(journal.facts())
     compared, why = _compare(journal, progress)
     learnt = runs if cost_from is None else read_runs(cost_from.facts())
-    cost = fit_iterations(learnt)
-    stolen = stolen_from(learnt), stolen_from(runs)
-    makers: dict[NoiseKind, Callable[[], Noise]] = {
-        NoiseKind.NONE: NoNoise,
-        NoiseKind.RECORDED: lambda: RecordedNoise(cost.disturbances),
-        NoiseKind.DRAWN: lambda: StolenNoise(cost.disturbances, *stolen, seed),
-    }
-    make = makers[noise]
+    costs = costs_of(learnt) if cost_from is None else costs_of(learnt)[-1:] * len(runs)
+    make = _maker(noise, learnt, runs, seed)
+    cut = journal.cut_requests
+    recorded = outcomes_of(journal.facts(), policy, cut)
     progress("replaying as it was")
     begun_ns = clock.now_ns()
-    facts = _modelled(runs, cost, [], make)
+    facts = _modelled(runs, costs, [], make)
     taken_ns = max(1, clock.now_ns() - begun_ns)
-    cut = journal.cut_requests
-    replayed = outcomes_of(facts, policy, cut)
+    replayed = outcomes_of(facts, policy, cut, recorded.span_s)
     changed: Outcomes | None = None
     if changes:
         progress(f"replaying with {' '.join(changes)}")
-        facts = _modelled(runs, cost, changes, make)
-        changed = outcomes_of(facts, policy, cut)
+        facts = _modelled(runs, costs, changes, make)
+        changed = outcomes_of(facts, policy, cut, recorded.span_s)
     report = ReplayReport(
         engines=len(runs),
         identities=compared,
         not_compared=why,
-        cost=CostReport(
-            turns=cost.iterations,
-            mean_error=cost.mean_error,
-            gap_ms=cost.gap_ns / 1e6,
-            wake_ms=cost.wake_ns / 1e6,
-        ),
-        recorded=outcomes_of(journal.facts(), policy, cut),
+        cost=CostReport.of(costs),
+        recorded=recorded,
         replayed=replayed,
         changed=changed,
         changes=list(changes),
         noise=noise,
-        speed=replayed.span_s * 1e9 / taken_ns,
+        speed=recorded.span_s * 1e9 / taken_ns,
     )
     return report, facts
+
+
+def _maker(
+    noise: NoiseKind, learnt: Sequence[RecordedRun], runs: Sequence[RecordedRun], seed: int
+) -> Callable[[IterationCost], Noise]:
+    """Makes the noise of a replay with a cost that was fitted to some of `learnt`."""
+    stolen = stolen_from(learnt), stolen_from(runs)
+    makers: dict[NoiseKind, Callable[[IterationCost], Noise]] = {
+        NoiseKind.NONE: lambda cost: NoNoise(),
+        NoiseKind.RECORDED: lambda cost: RecordedNoise(cost.disturbances),
+        NoiseKind.DRAWN: lambda cost: StolenNoise(cost.disturbances, *stolen, seed),
+    }
+    return makers[noise]
 
 
 def _compare(
@@ -142,16 +164,16 @@ def _compare(
 
 def _modelled(
     runs: Sequence[RecordedRun],
-    cost: IterationCost,
+    costs: Sequence[IterationCost],
     changes: Sequence[str],
-    make_noise: Callable[[], Noise],
+    make_noise: Callable[[IterationCost], Noise],
 ) -> list[Fact]:
     facts: list[Fact] = []
-    for run in runs:
+    for run, cost in zip(runs, costs, strict=True):
         change = Change(
             limits=changed_limits(run.limits, changes),
             pinned=frozenset(changed_fields(changes)),
-            noise=make_noise(),
+            noise=make_noise(cost),
         )
         try:
             facts += replay_modelled(run, cost, change)

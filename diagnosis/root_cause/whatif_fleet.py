@@ -48,7 +48,9 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
     """`identity` is None, with the reason in `not_compared`, where the journal does not begin with
-    the router. `changed` is None without changes. `speed` is virtual over real time."""
+    the router. `changed` is None without changes. All rates are over the time from the first
+    request to the last end as recorded. `speed` is that time over the real time of the simulation.
+    """
 
     requests: int
     engines: int
@@ -86,26 +88,28 @@ def replay_fleet_journal(
     record = read_fleet(journal.facts())
     cut = journal.cut_requests
     identity, why = _identity(journal, progress)
+    recorded = _run_of(list(journal.facts()), policy, cut, None)
+    span_s = recorded.outcomes.span_s
     progress("simulating it as it was")
     begun_ns = clock.now_ns()
     facts, apart = _simulated(record, _as_it_was(record), ())
     taken_ns = max(1, clock.now_ns() - begun_ns)
-    replayed = _run_of(facts, policy, cut, apart)
+    replayed = _run_of(facts, policy, cut, apart, span_s)
     changed: FleetRun | None = None
     if changes:
         progress(f"simulating it with {' '.join(changes)}")
         facts, apart = _simulated(record, _with_roles(record, change), changes)
-        changed = _run_of(facts, policy, cut, apart)
+        changed = _run_of(facts, policy, cut, apart, span_s)
     report = FleetReport(
         requests=len(record.asks),
         engines=len(record.engines),
         identity=identity,
         not_compared=why,
-        recorded=_run_of(list(journal.facts()), policy, cut, None),
+        recorded=recorded,
         replayed=replayed,
         changed=changed,
         changes=list(changes),
-        speed=replayed.outcomes.span_s * 1e9 / taken_ns,
+        speed=span_s * 1e9 / taken_ns,
     )
     return report, facts
 
@@ -155,7 +159,11 @@ def _simulated(
 
 
 def _run_of(
-    facts: list[Fact], policy: SloPolicy, cut: frozenset[str], apart: int | None
+    facts: list[Fact],
+    policy: SloPolicy,
+    cut: frozenset[str],
+    apart: int | None,
+    span_s: float | None = None,
 ) -> FleetRun:
     sent: Counter[str] = Counter()
     prompt = hit = 0
@@ -166,7 +174,7 @@ def _run_of(
             prompt += fact.known_tokens
             hit += fact.hit_tokens
     return FleetRun(
-        outcomes=outcomes_of(facts, policy, cut),
+        outcomes=outcomes_of(facts, policy, cut, span_s),
         sent=dict(sorted(sent.items())),
         hit_share=hit / prompt if prompt else 0.0,
         apart=apart,

@@ -9,7 +9,8 @@ import msgspec
 
 from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
 from diagnosis.root_cause.whatif import CostReport, NoiseKind
-from lab.replay.iteration_cost import IterationCost, fit_iterations
+from lab.replay.engine_costs import costs_of
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise, NoNoise, RecordedNoise
 from lab.replay.recorded import NotReplayable
 from lab.replay.stolen import StolenNoise, stolen_from
@@ -88,30 +89,27 @@ def replay_vllm_journal(
         identities = vllm_identities(journal, scheduler)
     except NotReplayable as error:
         why = str(error)
-    cost = fit_iterations([run.run for run in runs])
-    make = _maker(runs, cost, noise, seed)
-    progress("replaying as it was")
+    costs = costs_of([run.run for run in runs])
+    make = _maker(runs, noise, seed)
     cut = journal.cut_requests
-    facts = _modelled(runs, scheduler, cost, (), make)
-    replayed = _outcome(facts, policy, cut)
+    recorded = _outcome(list(journal.facts()), policy, cut)
+    span_s = recorded.outcomes.span_s
+    progress("replaying as it was")
+    facts = _modelled(runs, scheduler, costs, (), make)
+    replayed = _outcome(facts, policy, cut, span_s)
     after: VllmOutcome | None = None
     if changes:
         progress(f"replaying with {' '.join(changes)}")
-        facts = _modelled(runs, scheduler, cost, changes, make)
-        after = _outcome(facts, policy, cut)
+        facts = _modelled(runs, scheduler, costs, changes, make)
+        after = _outcome(facts, policy, cut, span_s)
     report = VllmReplayReport(
         recorded_version=runs[-1].run.started.engine_version,
         version=built.version,
         scheduler=built.scheduler,
         identities=identities,
         not_compared=why,
-        cost=CostReport(
-            turns=cost.iterations,
-            mean_error=cost.mean_error,
-            gap_ms=cost.gap_ns / 1e6,
-            wake_ms=cost.wake_ns / 1e6,
-        ),
-        recorded=_outcome(list(journal.facts()), policy, cut),
+        cost=CostReport.of(costs),
+        recorded=recorded,
         replayed=replayed,
         changed=after,
         changes=list(changes),
@@ -121,13 +119,13 @@ def replay_vllm_journal(
 
 
 def _maker(
-    runs: Sequence[VllmRun], cost: IterationCost, noise: NoiseKind, seed: int
-) -> Callable[[], Noise]:
+    runs: Sequence[VllmRun], noise: NoiseKind, seed: int
+) -> Callable[[IterationCost], Noise]:
     stolen = stolen_from([run.run for run in runs])
-    makers: dict[NoiseKind, Callable[[], Noise]] = {
-        NoiseKind.NONE: NoNoise,
-        NoiseKind.RECORDED: lambda: RecordedNoise(cost.disturbances),
-        NoiseKind.DRAWN: lambda: StolenNoise(cost.disturbances, stolen, stolen, seed),
+    makers: dict[NoiseKind, Callable[[IterationCost], Noise]] = {
+        NoiseKind.NONE: lambda cost: NoNoise(),
+        NoiseKind.RECORDED: lambda cost: RecordedNoise(cost.disturbances),
+        NoiseKind.DRAWN: lambda cost: StolenNoise(cost.disturbances, stolen, stolen, seed),
     }
     return makers[noise]
 
@@ -135,20 +133,22 @@ def _maker(
 def _modelled(
     runs: Sequence[VllmRun],
     scheduler: ForeignScheduler,
-    cost: IterationCost,
+    costs: Sequence[IterationCost],
     changes: Sequence[str],
-    make_noise: Callable[[], Noise],
+    make_noise: Callable[[IterationCost], Noise],
 ) -> list[Fact]:
     facts: list[Fact] = []
-    for run in runs:
+    for run, cost in zip(runs, costs, strict=True):
         build = changed(run.build, changes)
-        facts += replay_modelled(run, scheduler, cost, build, make_noise())
+        facts += replay_modelled(run, scheduler, cost, build, make_noise(cost))
     return facts
 
 
-def _outcome(facts: Sequence[Fact], policy: SloPolicy, cut: frozenset[str]) -> VllmOutcome:
+def _outcome(
+    facts: Sequence[Fact], policy: SloPolicy, cut: frozenset[str], span_s: float | None = None
+) -> VllmOutcome:
     steps = (fact for fact in facts if isinstance(fact, StepRecorded))
     return VllmOutcome(
-        outcomes=outcomes_of(facts, policy, cut),
+        outcomes=outcomes_of(facts, policy, cut, span_s),
         preemptions=sum(len(step.preempted) for step in steps),
     )

@@ -6,5 +6,6 @@ recorded, recorded_drafts       a recorded run as the input of a replay
 replay_exact                    with recorded durations: decisions must come out the same
 replay_modelled, retimed        with fitted durations and changed settings (what-if)
 modelled_device, iteration_cost, noise, stolen      the fitted device and the machine's noise
+engine_costs                    which runs of a journal are fitted together
 closed_loop                     a closed loop of users on the fitted device
 """

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.modelled_device import ModelledDevice
 from lab.replay.noise import NoNoise
+from lab.replay.recorded import NotReplayable
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import Emission, SamplingParams
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import SequenceEnded
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     Fact,
@@ -40,8 +42,23 @@ class Users:
 
 def closed_loop(limits: Limits, cost: IterationCost, users: Users, rounds: int = 6) -> list[Fact]:
     """Facts of `rounds` requests a user, in the order of time, without the gateway's facts of the
-    first round, in which all arrive at once."""
+    first round, in which all arrive at once. Raises NotReplayable for requests that are longer than
+    the model's context."""
+    if users.prompt_tokens + users.output_tokens > limits.max_model_tokens:
+        raise NotReplayable(
+            f"{users.prompt_tokens} tokens of prompt and {users.output_tokens} of output are more "
+            f"than the {limits.max_model_tokens} that a request may have"
+        )
     return _ClosedLoop(limits, cost, users, rounds).run()
+
+
+def later_rounds_s(facts: Iterable[Fact], users: Users) -> float:
+    """Seconds from the end of the first round to that of the last one: the time in which the
+    requests were served that the gateway's facts tell of. A user who waits for a slot in the second
+    round waits for those who are in their first."""
+    ended_ns = {fact.seq_id: fact.at_ns for fact in facts if isinstance(fact, SequenceEnded)}
+    first_ns = max(at_ns for number, at_ns in ended_ns.items() if number < users.count)
+    return (max(ended_ns.values()) - first_ns) / 1e9
 
 
 class _ClosedLoop:
@@ -55,7 +72,7 @@ class _ClosedLoop:
 
     def run(self) -> list[Fact]:
         for number in range(min(self._left, self._users.count)):
-            self._send_at(number)
+            self._send(number)
         engine = self._engine.run(self._on_emissions)
         return sorted([*self._gateway, *engine], key=fact_ns)
 
@@ -65,35 +82,34 @@ class _ClosedLoop:
             if emission.end is not None:
                 self._record_end(emission.seq_id, emission.end)
                 if self._sent < self._left:
-                    self._send_at(self._clock.now_ns() + self._cost.wake_ns)
+                    self._send(self._clock.now_ns())
 
-    def _send_at(self, at_ns: int) -> None:
-        self._engine.at(at_ns, partial(self._send, self._sent))
+    def _send(self, at_ns: int) -> None:
+        """The engine needs a while to see what the gateway has accepted."""
+        users, number = self._users, self._sent
         self._sent += 1
-
-    def _send(self, number: int) -> None:
-        users, now_ns = self._users, self._clock.now_ns()
         name = f"user-{number}"
         if number >= users.count:
             self._gateway += [
                 RequestAccepted(
-                    name, now_ns, _TRACE, None, None, None, "/v1/completions", "text_completion",
+                    name, at_ns, _TRACE, None, None, None, "/v1/completions", "text_completion",
                     "", users.slo_class,
                 ),
                 RequestParsed(
-                    name, now_ns, "planned", True, 1, users.output_tokens, 0.0, 1.0, 0, None
+                    name, at_ns, "planned", True, 1, users.output_tokens, 0.0, 1.0, 0, None
                 ),
-                RequestTokenized(name, now_ns, users.prompt_tokens),
-                SequenceSubmitted(name, now_ns, number, 0),
+                RequestTokenized(name, at_ns, users.prompt_tokens),
+                SequenceSubmitted(name, at_ns, number, 0),
             ]  # fmt: skip
-        self._engine.send(
+        self._engine.send_at(
+            at_ns + self._cost.wake_ns,
             Submit(
                 seq_id=number,
                 prompt=[-1 - number] * users.prompt_tokens,
                 max_tokens=users.output_tokens,
                 sampling=SamplingParams(temperature=0.0),
                 cache_prefix=False,
-            )
+            ),
         )
 
     def _record_end(self, number: int, reason: EndReason) -> None:

@@ -108,6 +108,7 @@ def fit_iterations(
                 int(cost_ns),
                 ratio,
                 gap_ns if one.gap_ns is None else one.gap_ns,
+                one.step_id,
             )
             for one, cost_ns, ratio in zip(seen, predicted.tolist(), ratios.tolist(), strict=True)
         ),
@@ -122,9 +123,10 @@ def _warm_up(runs: Sequence[RecordedRun], knots: Sequence[int]) -> tuple[np.ndar
 
 
 class _Iteration(NamedTuple):
-    """A step's begin, load, span to its commit, mask time within it, and gap to the next begin;
-    None where the engine went idle in between."""
+    """A step's number, its begin, load, span to its commit, mask time within it, and gap to the
+    next begin; None where the engine went idle in between."""
 
+    step_id: int
     begin_ns: int
     load: Load
     span_ns: int
@@ -152,7 +154,7 @@ def _iterations_of(run: RecordedRun) -> list[_Iteration]:
             if idled == len(idled_ns) or idled_ns[idled] >= following.begin_ns:
                 gap_ns = following.begin_ns - step.committed_ns
         mask_ns = min(step.mask_ns, span_ns // 2)  # where steps overlap it may be the other step's
-        found.append(_Iteration(begin_ns, load, span_ns, mask_ns, gap_ns))
+        found.append(_Iteration(step.step_id, begin_ns, load, span_ns, mask_ns, gap_ns))
     return found
 
 

@@ -31,13 +31,15 @@ STALL: Annotated[
 
 
 class Disturbance(NamedTuple):
-    """Of the iteration that began at `begin_ns`: its predicted cost, its span over that cost, and
-    the gap after it."""
+    """Of the iteration that began at `begin_ns`: its predicted cost, its span over that cost, the
+    gap after it, and the recorded step that it computed (-1: none), which began earlier where steps
+    overlap."""
 
     begin_ns: int
     cost_ns: int
     ratio: float
     gap_ns: int
+    step_id: int = -1
 
     def span_ns(self, cost_ns: int) -> int:
         """Span of an iteration with another cost under the same noise. Up to `STALL` noise is in

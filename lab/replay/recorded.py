@@ -293,12 +293,17 @@ class _Reader:
 
     def _command(self, what: Command | Fact) -> Command | None:
         """A command whose contents depend on how its sequence ended is made at the end."""
-        size, sequences = self._run.limits.block_tokens, self._run.sequences
         if isinstance(what, SequenceQueued | SequenceRefused):
-            return sequences[what.seq_id].submit(size)
+            run = self._run
+            return run.sequences[what.seq_id].submit(run.limits.block_tokens)
         if isinstance(what, KV_DECISIONS):
-            return kv_command(what, lambda seq_id: sequences[seq_id].output_token(0, size))
+            return kv_command(what, self._first_token)
         return cast(Command, what)
+
+    def _first_token(self, seq_id: int) -> int | None:
+        """None for a sequence whose submission was lost."""
+        sequence = self._run.sequences.get(seq_id)
+        return None if sequence is None else sequence.output_token(0, self._run.limits.block_tokens)
 
     def _add_aliases(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
         """Blocks that are computed again after a preemption are recorded again; a gap before them

@@ -20,13 +20,15 @@ from telemetry.facts.records import Fact
 KV_DECISIONS = (KvReserved, KvRefused, KvAdmitted, KvLost, KvHeld, KvReleased)
 
 
-def kv_command(fact: Fact, first_token: Callable[[int], int]) -> Command | None:
-    """The command that caused a fact about KV of other engines; None where none did.
-    `first_token(seq_id)` stands for the first token of a sequence, which is in no fact. A sequence
-    gives its KV up because of a Pause, or of the ReleaseKv that KvReleased shows."""
+def kv_command(fact: Fact, first_token: Callable[[int], int | None]) -> Command | None:
+    """The command that caused a fact about KV of other engines; None where none did, or where the
+    submission of its sequence was lost. `first_token(seq_id)` stands for the first token of a
+    sequence, which is in no fact; None: it is unknown. A sequence gives its KV up because of a
+    Pause, or of the ReleaseKv that KvReleased shows."""
     match fact:
         case KvAdmitted():
-            return AdmitKv(fact.seq_id, fact.epoch, Sample(first_token(fact.seq_id)))
+            token = first_token(fact.seq_id)
+            return None if token is None else AdmitKv(fact.seq_id, fact.epoch, Sample(token))
         case KvLost() if fact.why not in (KvFault.PAUSED, KvFault.RELEASED):
             return FailKv(fact.seq_id, fact.epoch, fact.why)
         case KvReleased():

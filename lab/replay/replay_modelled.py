@@ -60,12 +60,16 @@ _DECIDED = _BY_TOKEN | {
 }
 
 
+ALWAYS_NS = -(2**63)  # the commands of an excerpt's begin are before 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a replay changes; nothing by default.
 
     `limits` replace those of the engine's start. Recorded changes of limits are made again, except
-    of the fields in `pinned` and of those that `limits` has other values for. `without` are
+    of those that `limits` has other values for, and from `pinned_from_ns` on of the fields in
+    `pinned`, which stay what they are then. `without` are
     sequences that do not arrive. `pauses` false drops pauses of slow readers, `flushes` false drops
     flushes of the prefix cache. `prompts` and `outputs` cap the tokens of sequences, `prefixes` are
     aliases of the blocks with which their prompts begin instead. `cancels` are pairs of time and
@@ -75,6 +79,7 @@ class Change:
 
     limits: Limits | None = None
     pinned: frozenset[str] = frozenset()
+    pinned_from_ns: int = ALWAYS_NS
     without: frozenset[int] = frozenset()
     pauses: bool = True
     flushes: bool = True
@@ -100,6 +105,15 @@ def replay_modelled(
         raise NotReplayable("prompts were computed for or by another engine: replay exactly only")
     facts = _Modelled(run, cost, change).run()
     return retimed(run, facts, change.without)
+
+
+def check_limits(run: RecordedRun, change: Change) -> None:
+    """Raises LimitError when a recorded change of limits is not possible with those of `change`."""
+    set_again = _SetAgain(run, change)
+    for iteration in run.iterations:
+        for command in iteration.commands:
+            if isinstance(command, SetLimits):
+                set_again.of(iteration.at_ns, command)
 
 
 class _Modelled:
@@ -159,7 +173,8 @@ def _commands(
         for command in iteration.commands:
             match command:
                 case SetLimits():
-                    yield from ((iteration.at_ns, c) for c in set_again.of(command))
+                    at_ns = iteration.at_ns
+                    yield from ((at_ns, again) for again in set_again.of(at_ns, command))
                 case Pause() | Resume():
                     if change.pauses and command.seq_id not in change.without:
                         yield iteration.at_ns, command
@@ -181,15 +196,18 @@ class _SetAgain:
         self._start = change.limits or run.limits
         self._in_force = runtime_of(self._start)
         recorded = runtime_of(run.limits)
-        self._pinned = {
-            name: getattr(self._in_force, name)
+        self._changed = {
+            name
             for name in recorded.__struct_fields__
-            if name in change.pinned or getattr(recorded, name) != getattr(self._in_force, name)
+            if getattr(recorded, name) != getattr(self._in_force, name)
         }
+        self._pinned = self._changed | (change.pinned & set(recorded.__struct_fields__))
+        self._pinned_from_ns = change.pinned_from_ns
 
-    def of(self, command: SetLimits) -> list[SetLimits]:
+    def of(self, at_ns: int, command: SetLimits) -> list[SetLimits]:
         """The command, or nothing where it changes nothing else. Raises LimitError."""
-        wanted = replace(command.limits, **self._pinned)
+        stay = self._pinned if at_ns >= self._pinned_from_ns else self._changed
+        wanted = replace(command.limits, **{name: getattr(self._in_force, name) for name in stay})
         changed = changed_names(self._in_force, wanted)
         if not changed:
             return []

@@ -252,18 +252,21 @@ def _print_root_cause(root: RootCause) -> None:
 
 
 def _print_explanation(root: RootCause) -> None:
+    from diagnosis.root_cause.root import why_not_compared
+
     found = root.explanation
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
         _print_diagnosis(root.diagnosis)
         say("")
+    span = f"{window.from_s:.1f} to {window.until_s:.1f} s before the end"
+    if why := why_not_compared(root):
+        say(f"indeterminate, from {span}: {why}")
+        return
     compared = "the configuration of the baseline"
     if reference is not None:
         compared = f"{reference.from_s:.1f} to {reference.until_s:.1f} s"
-    say(
-        f"{found.requests} requests from {window.from_s:.1f} to {window.until_s:.1f} s before the "
-        f"end, compared with {compared}"
-    )
+    say(f"{found.requests} requests from {span}, compared with {compared}")
     if not found.moved:
         say("no latency has changed: they were served like those of the reference")
         return

@@ -96,19 +96,30 @@ def test_harm_is_measured_against_the_reference() -> None:
     assert thresholds_of([]) is None
 
 
-def test_the_first_harmed_request_is_no_culprits_and_after_the_onset() -> None:
-    """Requests in flight at the onset count from the onset on; a culprit is not a victim."""
+def test_the_first_harmed_request_is_none_that_the_fault_added_and_after_the_onset() -> None:
+    """Requests in flight at the onset count from the onset on; one that was added counts only where
+    no other was harmed, and none that came when the fault was over."""
     limits = thresholds_of(USUAL)
-    assert limits is not None
     culprit = sent(7, 1000, 1100, 1200)
     culprit.is_culprit = True
     log = [*USUAL, culprit, sent(8, 1300, 1310, 1350), sent(9, 1400, 1450, 1500)]
+    assert limits is not None
 
-    assert first_harmed_ns(log, limits, 1000 * MS) == 1400 * MS
+    def first_ms(
+        log: list[Sent], on_ms: int, off_ms: int = 2000, adds: bool = True
+    ) -> float | None:
+        found = first_harmed_ns(log, limits, (on_ms * MS, off_ms * MS), adds=adds)
+        return None if found is None else found / MS
+
+    assert first_ms(log, 1000) == 1400
+    assert first_ms(log, 1000, adds=False) == 1000
+    assert first_ms(log, 1000, off_ms=1400) == 1000
+    assert first_ms(log, 1001, off_ms=1400, adds=False) == 1001
     log.append(sent(10, 900, 1020, 1050))
-    assert first_harmed_ns(log, limits, 1000 * MS) == 1000 * MS
-    assert first_harmed_ns(USUAL, limits, 1000 * MS) is None
-    assert first_harmed_ns([*USUAL, culprit], limits, 500 * MS) == 1000 * MS
+    assert first_ms(log, 1000) == 1000
+    assert first_ms(USUAL, 1000) is None
+    assert first_ms([*USUAL, culprit], 500) == 1000
+    assert first_ms([*USUAL, culprit], 500, off_ms=1000) is None
 
 
 def test_an_episode_on_a_loaded_machine_is_discarded() -> None:
@@ -149,13 +160,13 @@ def test_what_a_server_starts_is_no_foreign_load() -> None:
 
 def test_an_episode_with_steal_time_in_the_fault_is_discarded() -> None:
     """During the fault only for what no fault of ours does; in health to the end."""
-    stolen = Conditions(lag_p99_ms=50.0, foreign=0.9, steal=0.2, pressure=0.3)
-    calm = msgspec.structs.replace(stolen, lag_p99_ms=1.0, foreign=0.0, steal=0.0)
+    stolen = Conditions(lag_p99_ms=1.0, foreign=0.9, steal=0.2, pressure=0.3)
+    calm = msgspec.structs.replace(stolen, foreign=0.0, steal=0.0)
     at = {"reference": calm, "fault": stolen, "recovery": stolen}
 
     assert discard_reasons({**at, "fault": calm}, is_fault=True) == []
     assert discard_reasons(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
-    assert len(discard_reasons(at, is_fault=False)) == 2
+    assert len(discard_reasons(at, is_fault=False)) == 4
 
 
 def test_a_timeline_keeps_changes_of_the_verdict() -> None:
@@ -214,6 +225,29 @@ def test_an_episode_is_scored_by_the_second_half_of_its_fault() -> None:
     assert judged.onset_error_s == pytest.approx(0.5)
     assert judged.to_clear_s == pytest.approx(4.0)
     assert judged.alarms == 0
+
+
+def test_a_name_counts_only_while_the_fault_lasts_and_as_a_verdict_of_a_fault() -> None:
+    """Neither after its end, nor where it is still open what it is, nor one that stood before."""
+    unsure = msgspec.structs.replace(fault(23, "host_stall"), verdict="indeterminate")
+
+    def detected(*turns: VerdictChange) -> float | None:
+        return judge(episode("host_stall", [well(0), *turns])).to_detect_s
+
+    assert detected(fault(23, "host_stall")) == 2.0
+    assert detected(fault(30.5, "host_stall")) is None
+    assert detected(unsure) is None
+    assert detected(unsure, fault(24, "host_stall")) == 3.0
+    assert detected(fault(18, "host_stall")) is None
+    assert detected(fault(18, "host_stall"), fault(22, "host_stall")) is None
+    assert detected(fault(18, "host_stall"), well(19), fault(24, "host_stall")) == 3.0
+
+
+def test_where_nobody_was_harmed_in_the_fault_its_name_counts_from_the_onset() -> None:
+    turns = [well(0), fault(23, "host_stall")]
+
+    assert judge(episode("host_stall", turns, first_harmed_s=None)).to_detect_s == 3.0
+    assert judge(episode("host_stall", turns, first_harmed_s=30.5)).to_detect_s == 3.0
 
 
 def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:

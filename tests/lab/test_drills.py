@@ -24,7 +24,7 @@ from lab.drills.episode import run_episode
 from lab.drills.mechanism import DEV, TEST, Mechanism, Need
 from lab.drills.outcome.labels import Label, seal, unseal
 from lab.drills.registry import MECHANISMS, find, of_split, symptoms
-from lab.drills.spec import Capacity, EpisodeSpec, Phases
+from lab.drills.spec import Capacity, EpisodeSpec, Phase, Phases
 from lab.drills.traffic import PlannedRequest, Scene
 from service.cli.main import main
 from service.config.settings import ConfigError
@@ -210,6 +210,16 @@ def test_a_label_is_readable_by_its_owner_only_and_identified_by_its_hash(tmp_pa
         unseal(path, sealed.sha256)
 
 
+def test_a_seal_is_not_replaced(tmp_path: Path) -> None:
+    """An episode that is run again has a label of its own beside the first."""
+    other = msgspec.structs.replace(LABEL, intensity=200.0)
+    first, again = seal(LABEL, tmp_path, "episode"), seal(other, tmp_path, "episode")
+
+    assert unseal(Path(first.path), first.sha256) == LABEL
+    assert unseal(Path(again.path), again.sha256) == other
+    assert stat.S_IMODE(Path(again.path).stat().st_mode) == 0o600
+
+
 def test_waves_come_at_regular_intervals() -> None:
     """So many at once, and the same time between any two waves."""
     scene = scene_of("oversized_batch")
@@ -290,6 +300,7 @@ def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> 
     assert (tmp_path / result.name / "journal").stat().st_size > 0
     assert label.symptom.encode() not in (tmp_path / result.name / "server.log").read_bytes()
     assert result.verdicts
+    assert list(result.conditions) == [phase.value for phase in Phase]
     assert (children(), os.sched_getaffinity(0)) == before
 
 

@@ -46,8 +46,8 @@ def test_a_helper_has_its_priority_before_it_shares_the_core() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a higher priority needs its permission")
 def test_a_pacer_goes_before_what_it_measures(tmp_path: Path) -> None:
-    """On a core that a server keeps busy it would have no beat for seconds, and those would count
-    as ones in which the machine was not slow."""
+    """On a core that a server keeps busy it would have no beat for seconds, of which nothing would
+    be known."""
     pacer = Pacer(tmp_path / "pace", -1)
     pacer.start()
     try:
@@ -87,13 +87,13 @@ def test_a_pacer_beats_until_it_is_ended(tmp_path: Path) -> None:
 
 
 def test_paces_are_multiples_of_the_baseline_by_second() -> None:
-    """A second without a beat counts as the baseline; without any beat there are no paces."""
+    """A second without a beat is unknown; without any beat there are no paces."""
     second = 1_000_000_000
     times = {0: (10, 100), 1: (10, 100), 2: (15, 100), 4: (10, 220)}
     beats = [Beat((5 + at) * second + 7, *pair) for at, pair in times.items()]
 
     found = paces(beats, 5 * second, (0, 2), 5.0)
-    assert found == ((1.0, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 1.0), (1.0, 2.2))
+    assert found == ((1.0, 1.0), (1.0, 1.0), (1.5, 1.0), None, (1.0, 2.2))
     assert paces([], 5 * second, (0, 2), 5.0) == ()
 
 
@@ -113,3 +113,13 @@ def test_a_machine_is_slow_beside_the_stretch_before_an_alarm() -> None:
     assert not MachineSpeed(40.0).was_slow(4, 9)
     assert MachineSpeed(40.0, taken={5, 6, 7}).was_slow(4, 8)
     assert not MachineSpeed(40.0, taken={5, 6}).was_slow(4, 8)
+
+
+def test_a_second_without_a_beat_excuses_nothing_and_slows_nothing() -> None:
+    """Neither in the alarm, where the core was fast before, nor in the stretch before it."""
+    fast, slow = (0.7, 1.0), (0.9, 1.0)
+
+    assert not MachineSpeed(40.0, [*[fast] * 40, *[None] * 10]).was_slow(40, 45)
+    assert not MachineSpeed(40.0, [*[fast] * 40, None, fast, None, fast, None]).was_slow(40, 44)
+    assert MachineSpeed(40.0, [*[fast, None] * 20, *[slow] * 10]).was_slow(40, 45)
+    assert MachineSpeed(40.0, [*[fast] * 40, None, slow, None, slow, None]).was_slow(40, 44)

@@ -7,17 +7,23 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from diagnosis.root_cause.outcomes import outcomes_of
 from diagnosis.root_cause.whatif import NoiseKind, replay_journal
 from lab.simulation.scenarios import small_limits
 from lab.simulation.settings import SETTINGS, changed_limits
 from service.cli.main import main
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.records import Fact, RequestEnded
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.host_records import HostSampled
+from telemetry.facts.records import Fact, RequestAccepted, RequestEnded, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
-from tests.support.worlds.replayed import CLASS, close, facts_at
+from tests.support.worlds.replayed import CLASS, close, facts_at, of_a_slower_model
+
+SECOND = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +89,33 @@ def test_a_wrong_change_is_refused_with_the_allowed_ones(words: list[str], said:
         changed_limits(small_limits(), words)
 
 
+# --- the outcomes ---
+
+
+def test_an_hour_of_idling_before_the_first_request_changes_no_rate(busy: list[Fact]) -> None:
+    """And a minute after the last one, in which only the host was sampled."""
+    early = [
+        replace(fact, at_ns=fact.at_ns - 3600 * SECOND) if isinstance(fact, EngineStarted) else fact
+        for fact in busy
+    ]
+    late = HostSampled(at_ns=max(map(fact_ns, busy)) + 60 * SECOND, window_ns=SECOND)
+
+    assert outcomes_of([*early, late]) == outcomes_of(busy)
+
+
+def test_requests_from_before_the_record_do_not_begin_the_time_of_its_rates(
+    busy: list[Fact],
+) -> None:
+    """Others that came with them have ended, and are not there. Where there are no others, they
+    do."""
+    came_ns = {fact.request_id: fact.at_ns for fact in busy if isinstance(fact, RequestAccepted)}
+    early = frozenset(name for name, at_ns in came_ns.items() if at_ns < 3 * SECOND)
+    whole_s = outcomes_of(busy).span_s
+
+    assert whole_s - 4 < outcomes_of(busy, cut=early).span_s < whole_s - 2
+    assert outcomes_of(busy, cut=frozenset(came_ns)).span_s == whole_s
+
+
 # --- the command ---
 
 
@@ -116,6 +149,38 @@ def test_the_report_is_there_for_programs_too(
     assert report["recorded"]["classes"][CLASS]["requests"] == len(
         [fact for fact in busy if isinstance(fact, RequestEnded)]
     )
+
+
+def test_all_columns_have_their_rates_over_the_time_of_the_record(journal: Path) -> None:
+    """Also where the last request ends later than it did."""
+    report, _ = replay_journal(open_journal(journal), MonotonicClock(), ["max_num_seqs=2"])
+    assert report.changed is not None
+    span_s = report.recorded.span_s
+    columns = [one.classes[CLASS] for one in (report.recorded, report.replayed, report.changed)]
+
+    assert columns[2].latency["e2e"].max_ms > columns[0].latency["e2e"].max_ms
+    assert report.replayed.span_s == report.changed.span_s == span_s
+    for one in columns:
+        assert one.good_requests_per_s == pytest.approx(one.good / span_s)
+
+
+def test_an_engine_of_another_model_does_not_change_what_steps_are_said_to_take(
+    busy: list[Fact], journal: Path, tmp_path: Path
+) -> None:
+    """It ran before, three times slower. Another run of the same model is learnt from."""
+    slower, twice = tmp_path / "slower.journal", tmp_path / "twice.journal"
+    before = of_a_slower_model(busy)
+    write_journal(slower, [*before, *busy], MonotonicClock(), "test")
+    same = [replace(f, model="simulated") if isinstance(f, EngineStarted) else f for f in before]
+    write_journal(twice, [*same, *busy], MonotonicClock(), "test")
+    alone, beside, mixed = (
+        replay_journal(open_journal(path), MonotonicClock(), noise=NoiseKind.NONE)[0]
+        for path in (journal, slower, twice)
+    )
+
+    assert beside.cost == alone.cost
+    assert beside.replayed == alone.replayed
+    assert mixed.cost.turns == 2 * alone.cost.turns
 
 
 def test_durations_may_come_from_another_journal(journal: Path, tmp_path: Path) -> None:

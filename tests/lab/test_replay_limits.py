@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from diagnosis.root_cause.counterfactual import explain
 from diagnosis.root_cause.interventions import Cause, interventions
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.whatif import replay_journal
@@ -22,14 +24,16 @@ from lab.simulation.scenarios import Scenario, small_limits
 from lab.simulation.workload import Mix, poisson
 from lab.simulation.world import World
 from service.config.settings import ConfigError
+from service.engine.admission import Limits
 from service.engine.inbox import SetLimits
 from service.engine.limits_record import runtime_of
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import LimitsSet, SequenceAdmitted, StepRecorded
 from telemetry.facts.limits import changed_names
-from telemetry.facts.records import Fact
+from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
+from tests.support.worlds.ledger_world import gateway_facts
 from tests.support.worlds.replayed import COST
 
 SECOND = 1_000_000_000
@@ -38,11 +42,13 @@ LIMITS = small_limits(blocks_total=256)
 CHANGES = ((4, {"max_seqs": 2}), (9, {"budget_tokens": 4}), (12, {"prefix_cache": False}))
 
 
-@pytest.fixture(scope="module")
-def facts() -> list[Fact]:
+def recorded(
+    limits: Limits, changes: Iterable[tuple[int, dict[str, Any]]], count: int, rate_per_s: float
+) -> list[Fact]:
+    """An engine whose limits are changed at such seconds."""
     commands: list[tuple[int, SetLimits]] = []
-    before = runtime_of(LIMITS)
-    for at_s, fields in CHANGES:
+    before = runtime_of(limits)
+    for at_s, fields in changes:
         wanted = msgspec.structs.replace(before, **fields)
         changed = changed_names(before, wanted)
         commands.append(
@@ -50,10 +56,15 @@ def facts() -> list[Fact]:
         )
         before = wanted
     scenario = Scenario(
-        name="limits", seed=1, limits=LIMITS, cost=COST, commands=tuple(commands),
-        arrivals=tuple(poisson(Mix(Random(1), 64), 60, 4.0)),
+        name="limits", seed=1, limits=limits, cost=COST, commands=tuple(commands),
+        arrivals=tuple(poisson(Mix(Random(1), 64), count, rate_per_s)),
     )  # fmt: skip
     return list(World(scenario).run().facts)
+
+
+@pytest.fixture(scope="module")
+def facts() -> list[Fact]:
+    return recorded(LIMITS, CHANGES, 60, 4.0)
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +174,38 @@ def test_a_budget_that_was_lowered_in_the_window_is_a_cause_to_try(run: Recorded
     ]
     quiet = interventions(Question(run, cost, Span(0, SECOND), Span(SECOND, 3 * SECOND)))
     assert Cause.BUDGET not in quiet
+
+
+WIDE = small_limits(blocks_total=256, max_seqs=64, budget_tokens=512)
+NARROW = {"max_seqs": 8, "budget_tokens": 32}
+
+
+def test_limits_of_a_reference_that_are_smaller_than_at_the_start_are_restored_in_the_window() -> (
+    None
+):
+    """The engine starts with 64 sequences, for which 32 tokens are too few. From the end of the
+    reference on they stay 32, of which 8 were left in the record."""
+    engine = recorded(WIDE, [(1, NARROW), (10, {"budget_tokens": 8})], 100, 6.0)
+    facts = sorted([*gateway_facts(engine, Random(1), 1_000), *engine], key=fact_ns)
+    (run,) = read_runs(facts)
+    spans = Span(2 * SECOND, 9 * SECOND), Span(10 * SECOND, 17 * SECOND)
+    question = Question(run, fit_iterations([run]), *spans)
+    found = explain(question)
+    assert Cause.BUDGET in found.tried
+    assert found.top is Cause.BUDGET, found
+
+    change = interventions(question)[Cause.BUDGET].change(question)
+    assert change.limits == run.limits
+    assert changes_of(replay_modelled(run, question.cost, change)) == [
+        (("max_batched_tokens", "max_num_seqs"), 8, 32, True)
+    ]
+
+
+def test_limits_that_no_engine_could_have_had_are_not_tried() -> None:
+    """In the window the batch grew to 64, for which the 32 tokens of the reference are too few."""
+    steps = [(1, NARROW), (6, {"budget_tokens": 16}), (8, {"max_seqs": 64, "budget_tokens": 512})]
+    (run,) = read_runs(recorded(WIDE, steps, 60, 4.0))
+    spans = Span(2 * SECOND, 5 * SECOND), Span(5 * SECOND, 12 * SECOND)
+    tried = interventions(Question(run, fit_iterations([run]), *spans))
+    assert Cause.BUDGET not in tried
+    assert tried[Cause.SLOTS].limits == {"max_seqs": 8}

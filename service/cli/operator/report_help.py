@@ -15,6 +15,7 @@ from diagnosis.root_cause.root import (
     RootCause,
     promises_of,
     root_cause,
+    why_not_compared,
 )
 from diagnosis.root_cause.thresholds import LEAST_REFERENCE_S, REPLAYED_REFERENCE_NS
 from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Trial
@@ -50,7 +51,8 @@ def help_of(
             helped = _help_of_past(journal, incident, baseline, progress)
     except NotReplayable as error:
         return Help(why_not=f"It could not be replayed: {error}.")
-    return msgspec.structs.replace(helped, why_not=beyond_replay(incident))
+    why_not = " ".join(filter(None, (helped.why_not, beyond_replay(incident))))
+    return msgspec.structs.replace(helped, why_not=why_not)
 
 
 def beyond_replay(incident: Incident) -> str:
@@ -92,7 +94,7 @@ def _help_of_past(
 
 def help_from(found: RootCause, promises: dict[str, str]) -> Help:
     """The promise against each finding, then what the removal of each cause would have given, and
-    the best settings."""
+    the best settings; or why nothing was compared."""
     gains = [
         Gain(action=f"Against {symptom}", promise=told, is_remedy=True)
         for symptom, told in promises.items()
@@ -106,9 +108,12 @@ def help_from(found: RootCause, promises: dict[str, str]) -> Help:
                 f"({100 * gain.gain:.0f} % less; it was {before_ms:.0f} ms before)",
             )
         )
+    why = why_not_compared(found)
+    why_not = f"No cause could be tried: {why}." if why else ""
     if found.settings is None:
-        return Help(gains=tuple(gains))
+        return Help(gains=tuple(gains), why_not=why_not)
     return Help(
+        why_not=why_not,
         gains=(*_settings_gains(found.settings), *gains),
         sentences=sentences(found.settings),
         forecasts=tuple(_forecasts(found.settings)),

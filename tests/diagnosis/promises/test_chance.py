@@ -100,6 +100,28 @@ def test_a_longer_outage_is_missed_and_is_over_soon_after_it() -> None:
     assert found == list(range(found[0], found[-1] + 1))
 
 
+@pytest.mark.parametrize("objective", [0.51, 0.5, 0.3])
+def test_a_class_with_a_low_objective_is_met_again_after_minutes_of_good_requests(
+    objective: float,
+) -> None:
+    """All of its requests miss for the first hundred seconds."""
+    found = missed_ticks(objective, 4.0, 1200, lambda tick: float(tick < 200))
+
+    assert found[0] < 200 <= found[-1] < 200 + 120
+    assert found == list(range(found[0], found[-1] + 1))
+
+
+@pytest.mark.parametrize("objective", [0.51, 0.5])
+def test_a_class_with_a_low_objective_that_goes_on_missing_is_not_met_again(
+    objective: float,
+) -> None:
+    """Four requests of five miss, and half may: a few good ones in a row are chance."""
+    found = missed_ticks(objective, 4.0, 1200, lambda _: 0.8)
+
+    assert found[0] < 400
+    assert found == list(range(found[0], 1200))
+
+
 def test_pauses_that_make_many_requests_late_at_once_are_few_mishaps() -> None:
     """Three pauses in a minute, each with eight late requests of 120 each minute."""
     one = Attainment(0.99, 0)
