@@ -7,7 +7,7 @@ is has the machine, the other is idle. Turns are ABBA, so that drift falls on bo
     mix      six steady clients (64 in, 128 out) and a prompt of 1,500 tokens every 4 s
 
 For each figure stated: the median of the pairs' ratios (this checkout by the other), the range of
-the pairs, and the same of a checkout against itself (`--control`), which is the noise.
+the pairs, and the same of this checkout against itself (`--control`), which is the noise.
 
     git worktree add ../before COMMIT
     .venv/bin/python -m benchmarks.checkouts ../before [--pairs 6] [--control]
@@ -111,9 +111,7 @@ def main() -> None:
         "--pairs", type=int, default=6, help="even, so that each goes first as often"
     )
     parser.add_argument("--loads", default=",".join(LOADS), help="comma-separated")
-    parser.add_argument(
-        "--control", action="store_true", help="the other checkout against itself, too"
-    )
+    parser.add_argument("--control", action="store_true", help="this checkout against itself, too")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     other, loads = args.other.resolve(), args.loads.split(",")

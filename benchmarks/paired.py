@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contract.client import Exchange, ask, call, completion, now_ns, prompt_ids
-from benchmarks.contract.common import Server, say, ticking
+from benchmarks.contract.common import Figure, Server, at_most, say, ticking
 from telemetry.numbers.quantiles import rank
 
 DRAWS = 4000
@@ -187,6 +187,13 @@ class Cost:
 
     def as_dict(self) -> dict[str, float]:
         return {"percent": self.percent, "low": self.low, "high": self.high}
+
+
+def cost_figure(name: str, cost: Cost, control: Cost, limit_percent: float) -> Figure:
+    """At most so much, by the upper end of the interval. Not measured where two equal states differ
+    by more than that, by either end of theirs: the machine varied more than what is looked for."""
+    varied = max(-control.low, control.high)
+    return at_most(name, cost.high if varied <= limit_percent else None, limit_percent)
 
 
 def costs(pairs: list[Pair], seed: int = 1) -> dict[str, Cost]:

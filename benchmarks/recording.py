@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -155,14 +156,16 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
+    """The exit code: 1 when it does not hold at every size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     found = recording_cost()
     args.out.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
     print(table(found))
+    return 0 if found["holds_at_every_size"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,6 +35,7 @@ from typing import Any
 
 from benchmarks.contract.client import ask, completion, now_ns, open_loop, prompt_ids
 from benchmarks.contract.common import Figure, Server, at_least, at_most, equal, say, ticking
+from benchmarks.contract.lateness import LATE_SHARE, sending
 from benchmarks.machine import machine
 from dashboards.source import download
 from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
@@ -113,10 +114,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A journal, and when steps belong to the learnt mix."""
+    """A journal, when steps belong to the learnt mix, and how late each request was sent."""
 
     path: Path
     learning: list[tuple[int, int]]
+    late_ms: list[float]
 
     def is_learning(self, at_ns: int) -> bool:
         return any(begin_ns <= at_ns < end_ns for begin_ns, end_ns in self.learning)
@@ -126,20 +128,21 @@ async def recorded(
     learnt_per_s: Sequence[float], tested_per_s: float, plan: Plan, path: Path
 ) -> Recorded:
     """One server under Poisson arrivals of the mixes in turn, each served to its end."""
-    learning = list[tuple[int, int]]()
+    learning, late_ms = list[tuple[int, int]](), list[float]()
     async with Server(*plan.flags) as server:
 
         async def block(name: str, mix: Mix, rate_per_s: float, seed: int, slo_class: str) -> None:
             draw = random.Random(f"{mix.__name__}-{seed}")
 
-            def start(number: int) -> asyncio.Task[Any]:
+            def start(number: int, due_ns: int) -> asyncio.Task[Any]:
                 prompt, output = mix(draw)
                 body = completion(prompt_ids(f"{name}-{number}", prompt), output)
                 headers = {"x-slo-class": slo_class}
-                return asyncio.create_task(ask(server.port, body, headers=headers))
+                return asyncio.create_task(ask(server.port, body, headers=headers, due_ns=due_ns))
 
             async with ticking(f"{slo_class}, {rate_per_s:.2f} requests/s"):
-                await asyncio.gather(*await open_loop(rate_per_s, plan.seconds, seed, start))
+                tasks = await open_loop(rate_per_s, plan.seconds, seed, start)
+                late_ms.extend(reply.late_ms for reply in await asyncio.gather(*tasks))
             await server.until_empty()
 
         for number in range(plan.blocks):
@@ -152,7 +155,7 @@ async def recorded(
             await block(f"block {number}", tested_mix, tested_per_s, seed, TESTED)
         await asyncio.sleep(1.0)  # the last facts are folded
         await asyncio.to_thread(download, f"http://127.0.0.1:{server.port}", path)
-    return Recorded(path, learning)
+    return Recorded(path, learning, late_ms)
 
 
 def predicted(found: Recorded, seeds: int) -> dict[str, Any]:
@@ -177,8 +180,10 @@ def predicted(found: Recorded, seeds: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for measure in LIMITS:
         for quantile in ("p50_ms", "p99_ms"):
-            true = _quantile(was, measure, quantile)
-            each = [_quantile(one, measure, quantile) for one in replayed]
+            true, *each = (
+                float(getattr(one.classes[TESTED].latency[measure], quantile))
+                for one in (was, *replayed)
+            )
             rows[f"{measure} {quantile}"] = {
                 "recorded": true,
                 "replayed": statistics.median(each),
@@ -210,10 +215,6 @@ def _blocks_differ(disturbances: Sequence[Disturbance], found: Recorded) -> floa
     return statistics.pstdev(slow)
 
 
-def _quantile(outcomes: Outcomes, measure: str, quantile: str) -> float:
-    return float(getattr(outcomes.classes[TESTED].latency[measure], quantile))
-
-
 def figures(loads: dict[float, dict[str, Any]]) -> list[Figure]:
     found: list[Figure] = []
     for load, one in loads.items():
@@ -229,6 +230,9 @@ def figures(loads: dict[float, dict[str, Any]]) -> list[Figure]:
                 found.append(at_most(name, error, limit))
         found.append(equal(f"load {load}: decisions not as recorded", one["differences"], 0))
         found.append(at_least(f"load {load}: times real time", one["speed"], LEAST_SPEED))
+        if "sent" in one:  # records of before have it not
+            name = f"load {load}: share of requests sent late"
+            found.append(at_most(name, one["sent"]["late_share"], LATE_SHARE))
     return found
 
 
@@ -275,6 +279,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             loads[load] = {
                 "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
+                "sent": sending(found.late_ms),
                 **predicted(found, args.noise_seeds),
             }
             say(markdown(loads))
@@ -295,7 +300,7 @@ def asked_again(args: argparse.Namespace) -> dict[str, Any]:
     about: dict[str, Any] = json.loads(args.again.read_text())
     for load, one in about["loads"].items():
         learning = [(begin_ns, end_ns) for begin_ns, end_ns in one["learning"]]
-        found = Recorded(args.keep / f"load-{load}.journal", learning)
+        found = Recorded(args.keep / f"load-{load}.journal", learning, [])
         one.update(predicted(found, args.noise_seeds))
     about["loads"] = {float(load): one for load, one in about["loads"].items()}
     return about | {"asked_again": time.strftime("%Y-%m-%d %H:%M:%S %z")}
@@ -314,15 +319,10 @@ def blocks_of(text: str) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--blocks",
-        type=blocks_of,
-        default="12",
-        metavar="N[,N,N]",
+        "--blocks", type=blocks_of, default="12", metavar="N[,N,N]",
         help="of learnt mixes, and of the tested one, at each load (default 12)",
-    )
-    parser.add_argument(
-        "--schedules", type=int, default=4, help="so many blocks, then they come again (default 4)"
-    )
+    )  # fmt: skip
+    parser.add_argument("--schedules", type=int, default=4, help="blocks, then they come again (4)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each block")
     parser.add_argument("--weights", help="as of `phasescope serve`")
     parser.add_argument("--noise-seeds", type=int, default=NOISE_SEEDS)

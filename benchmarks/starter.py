@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.load.processes import ended, free_port
+
 START_TIMEOUT_S = 300
-SAY_EVERY_S = 2.0
+SAY_EVERY_S, STOP_WITHIN_S = 2.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,22 @@ def serving(
 ) -> Iterator[Started]:
     """`phasescope serve` with these flags, from the code in `checkout` if given, with more in its
     environment, its words in `log`. SystemExit when it does not start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
     variables = dict(os.environ)
     if checkout is not None:
         variables["PYTHONPATH"] = str(checkout)
     variables |= environment or {}
     with log.open("wb") as errors:
-        process = subprocess.Popen(command, cwd=checkout, env=variables, stderr=errors)
+        process = subprocess.Popen(
+            command, cwd=checkout, env=variables, stderr=errors, start_new_session=True
+        )
     try:
         started = Started(process, port)
         _wait_ready(started)
         yield started
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        ended(process, STOP_WITHIN_S)
 
 
 def _wait_ready(started: Started) -> None:

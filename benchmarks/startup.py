@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from dataclasses import asdict, dataclass, field
@@ -25,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
+from lab.load.processes import ended, free_port
 
 HERE = Path(__file__).resolve().parent.parent
 PROMPT = "The capital of France is"
 TOTALS = ("ready", "first token", "first token after ready")
-START_TIMEOUT_S = 300
+START_TIMEOUT_S, STOP_WITHIN_S = 300, 60.0
 
 
 @dataclass
@@ -54,9 +54,7 @@ class Start:
 
 def start_once(checkout: Path, name: str, number: int, flags: list[str]) -> Start:
     """Start, wait for the word `ready in`, ask for one token, stop."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     begin_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags],
@@ -64,7 +62,9 @@ def start_once(checkout: Path, name: str, number: int, flags: list[str]) -> Star
         env={**os.environ, "PYTHONPATH": str(checkout)},
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+    assert process.stderr is not None
     try:
         ready_s = _wait_ready(process) - begin_s
         _post(port, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0})
@@ -72,8 +72,11 @@ def start_once(checkout: Path, name: str, number: int, flags: list[str]) -> Star
         start = Start(name, number, ready_s, first_token_s)
         _read_stages(port, start)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        reading = threading.Thread(target=process.stderr.read)  # a full pipe would hold its end up
+        reading.start()
+        ended(process, STOP_WITHIN_S)
+        reading.join()
+        process.stderr.close()
     return start
 
 

@@ -20,9 +20,12 @@ ANSWER_WITHIN_S = 300.0
 
 @dataclass
 class Stream:
-    """One request as its client saw it. `token_ns` has a stamp for each token of choice 0."""
+    """One request as its client saw it. `token_ns` has a stamp for each token of choice 0.
+    `due_ns` is 0 where it was due when it was sent."""
 
     request_id: str
+    due_ns: int = 0
+    begun_ns: int = 0
     sent_ns: int = 0
     head_ns: int | None = None
     token_ns: list[int] = field(default_factory=list)
@@ -36,6 +39,11 @@ class Stream:
     def is_whole(self) -> bool:
         """Every byte came, and the server says that it is whole."""
         return self.status == 200 and self.error is None and self.finish is not None
+
+    @property
+    def late_ms(self) -> float:
+        """How long after it was due the client itself began to send it."""
+        return (self.begun_ns - self.due_ns) / 1e6 if self.due_ns else 0.0
 
     @property
     def gaps_ns(self) -> list[tuple[int, int]]:
@@ -79,6 +87,7 @@ async def ask(
     """One stream to its end, or until the client leaves. Never raises for what a server does: that
     is in the stream."""
     stream = into or Stream(request_id)
+    stream.begun_ns = now_ns()
     limit_s = ANSWER_WITHIN_S if leave_after_s is None else leave_after_s
     try:
         async with asyncio.timeout(limit_s):

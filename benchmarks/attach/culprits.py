@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks.attach.arguments import finish, parser_of, vllm_flags
 from benchmarks.attach.client import Stream, ask, tokens_of
-from benchmarks.attach.processes import tree_of
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.contract.client import NotSupported, now_ns, prompt_ids
@@ -30,6 +29,7 @@ from benchmarks.contract.common import Report, at_least, at_most, say, ticking
 from benchmarks.contract.lateness import Lateness
 from benchmarks.machine import CORES
 from lab.drills.outcome.conditions import FOREIGN_LIMIT, Reading, between, read
+from lab.load.processes import tree_of
 from telemetry.facts.clock import MonotonicClock
 
 DECODERS, LONG_TOKENS, OUTPUT_TOKENS = 4, 700, 300

@@ -1,4 +1,4 @@
-"""The processes of a vLLM: which is which, their CPU time, stopping them."""
+"""The processes of a vLLM: which is which, their CPU time, signals to them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from pathlib import Path
 
 CORE_NAME, WORKER_NAME = "VLLM::EngineCore", "VLLM::Worker"
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-
-def tree_of(pid: int) -> list[int]:
-    """The process and all that descend from it, parents first."""
-    found = [pid]
-    for one in found:
-        for children in Path(f"/proc/{one}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += [int(child) for child in children.read_text().split()]
-    return found
 
 
 def named(pids: Iterable[int], name: str) -> int | None:
@@ -42,14 +32,6 @@ def _cpu_ns(pid: int) -> int:
     except OSError:
         return 0
     return (int(fields[11]) + int(fields[12])) * _TICK_NS
-
-
-def lives(pid: int) -> bool:
-    """Whether it is there and not merely waiting to be reaped by its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attach.processes import cpu_ns, lives, tree_of
-from benchmarks.attach.vllm_server import free_port
+from benchmarks.attach.processes import cpu_ns
 from benchmarks.contract.client import HOST, NotSupported, call, now_ns
 from benchmarks.contract.common import ticking
 from benchmarks.peers.layout import REPOSITORY, last_line
 from lab.drills.servers import pin, split_cores
+from lab.load.processes import ended, free_port, tree_of
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
@@ -109,19 +109,8 @@ class Sidecar:
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        pids = tree_of(process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-            process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-        for pid in pids:
-            if lives(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        process.wait()
+        if process is not None:
+            await asyncio.to_thread(ended, process, STOP_TIMEOUT_S)
 
     def kill(self) -> None:
         """SIGKILL: no chance to say goodbye."""

@@ -10,33 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.attach.overlay import python_path, write_overlay
-from benchmarks.attach.processes import CORE_NAME, WORKER_NAME, lives, named, send, tree_of
+from benchmarks.attach.processes import CORE_NAME, WORKER_NAME, named
 from benchmarks.contract.client import HOST, NotSupported, call, now_ns
 from benchmarks.contract.common import ticking
 from benchmarks.peers.layout import REPOSITORY, default_root, last_line
 from benchmarks.peers.recipes import Setup, recipes, setup_of
 from lab.drills.servers import pin, split_cores
+from lab.load.processes import ended, free_port, lives, tree_of
 from service.attach.wire import SOCKET_VARIABLE
 
 BLOCK_TOKENS = 32  # the least that its attention takes on this CPU
 BLOCK_FLAGS = ("--block-size", str(BLOCK_TOKENS))
 READY_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def peer_setup() -> Setup:
@@ -159,18 +151,8 @@ class Vllm:
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for whatever is left of its processes."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        pids = tree_of(process.pid)
-        send(pids, signal.SIGCONT)
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-        send(pids, signal.SIGKILL)
-        await asyncio.to_thread(process.wait)
-        while any(lives(pid) for pid in pids):
-            await asyncio.sleep(0.02)  # the next server needs their memory
+        if process is not None:
+            await asyncio.to_thread(ended, process, STOP_TIMEOUT_S)
 
     def error(self) -> str:
         """The last line of its log that names an error."""

@@ -6,7 +6,9 @@ forecasts of one round as much as it favours those of the next. All servers get 
 the same times, with shared prefixes, long prompts, structured output and clients that leave. Each
 record is replayed exactly: the share of decisions that come out the same. From the base of its
 round each other run is predicted, and compared with what was then recorded; what counts is the
-middle of the rounds. The bases of all rounds say how far equal runs are apart on this machine.
+middle of the sizes of the rounds' errors, since errors of opposite signs do not make each other
+good. The bases of all rounds say how far equal runs are apart on this machine: where a change does
+more than that, the forecast must also be nearer than the base, which says that nothing changes.
 
     .venv/bin/python -m benchmarks.attach.whatif [--minutes 2] [--rate 1.5] [--rounds 4] [--most N]
         [--again] [--eager] [--keep FOLDER]
@@ -19,12 +21,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
+import json
 import os
 import random
 import shutil
 import statistics
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,8 @@ from benchmarks.attach.mixed import KINDS, body_of
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.contract.client import NotSupported, now_ns
-from benchmarks.contract.common import Figure, Report, at_least, at_most, say, ticking
+from benchmarks.contract.common import Figure, Report, above, at_least, at_most, say, ticking
+from benchmarks.contract.lateness import is_late, sending
 from benchmarks.peers.layout import Layout, default_root
 from dashboards.source import download
 from diagnosis.root_cause.outcomes import Latency, Outcomes, outcomes_of
@@ -107,16 +111,16 @@ async def send(port: int, workload: list[Arrival]) -> list[Stream]:
         due_ns += int(arrival.after_s * 1e9)
         await asyncio.sleep(max(0.0, (due_ns - now_ns()) / 1e9))
         body = body_of(arrival.kind, random.Random(arrival.seed))
-        tasks.append(
-            asyncio.create_task(ask(port, body, f"w{number}", leave_after_s=arrival.leave_after_s))
-        )
+        one = Stream(f"w{number}", due_ns=due_ns)
+        asking = ask(port, body, one.request_id, leave_after_s=arrival.leave_after_s, into=one)
+        tasks.append(asyncio.create_task(asking))
     return list(await asyncio.gather(*tasks))
 
 
 async def record(
     said: str, name: str, workload: list[Arrival], more: tuple[str, ...], path: Path
 ) -> None:
-    """Run one server and keep its journal at `path`."""
+    """Run one server and keep its journal at `path`, beside how late the client was."""
     async with (
         Sidecar() as sidecar,
         Vllm(*flags_of(name), *more, attach_to=sidecar.socket) as server,
@@ -129,11 +133,20 @@ async def record(
     wrong = [one.error for one in streams if not (one.is_whole or one.left)]
     if wrong:
         raise NotSupported(f"{said}: {len(wrong)} requests did not end well: {wrong[0]}")
+    late_ms = [one.late_ms for one in streams]
+    if is_late(late_ms):
+        raise NotSupported(f"{said}: the client was late: {sending(late_ms)}; run it again")
+    late_path(path).write_text(json.dumps(sending(late_ms)))
 
 
 def path_of(folder: Path, name: str, number: int) -> Path:
     """The journal of a run of a round."""
     return folder / f"{name}-{number}.journal"
+
+
+def late_path(journal: Path) -> Path:
+    """How late the client was in the run of a journal."""
+    return journal.with_suffix(".late.json")
 
 
 def missing(folder: Path, rounds: int) -> list[tuple[str, int]]:
@@ -175,8 +188,24 @@ class Round:
     rerun: Latency
 
     @property
-    def log_ratio(self) -> float:
-        return math.log(self.predicted.p50_ms / self.rerun.p50_ms)
+    def error(self) -> float:
+        """Of the forecast, as a share of what came."""
+        return self.predicted.p50_ms / self.rerun.p50_ms - 1
+
+    @property
+    def unchanged_error(self) -> float:
+        """Of the forecast that nothing changes: the base itself."""
+        return self.base.p50_ms / self.rerun.p50_ms - 1
+
+
+def middle_size(errors: Iterable[float]) -> float:
+    """The middle of the errors' sizes."""
+    return statistics.median(abs(one) for one in errors)
+
+
+def apart(latencies_ms: Sequence[float]) -> float:
+    """The longest by the shortest, less one."""
+    return max(latencies_ms) / min(latencies_ms) - 1
 
 
 def compare(folder: Path, rounds: int, more: tuple[str, ...], requests: int) -> Report:
@@ -195,39 +224,35 @@ def compare(folder: Path, rounds: int, more: tuple[str, ...], requests: int) -> 
             for number in each
         }
     came = {(name, n): recorded(path_of(folder, name, n)) for name in RUNS for n in each}
-    rows: list[list[Any]] = [["run", "measure", "predicted ms", "rerun ms", "off by, %", "each, %"]]
     figures = [
         at_least(f"decisions that are the same, {name}", identity.share, LEAST_IDENTITY)
         for name, identity in identities.items()
     ]
-    latencies: dict[str, Any] = {}
-    for name in CHANGES:
-        for measure in MEASURES:
-            found = [round_of(reports[name, n], came[name, n], measure) for n in each]
-            error, row = summed(found)
-            rows.append([name, measure, *row])
-            figures.append(error_figure(name, measure, error))
-            latencies[f"{name} {measure}"] = [
-                {"base": one.base, "predicted": one.predicted, "rerun": one.rerun} for one in found
-            ]
+    found = {
+        f"{name} {measure}": [round_of(reports[name, n], came[name, n], measure) for n in each]
+        for name in CHANGES
+        for measure in MEASURES
+    }
     equal = {
         measure: [latency_of(came["base", n], measure).p50_ms for n in each] for measure in MEASURES
     }
-    for measure, p50s_ms in equal.items():
-        apart = 100 * (max(p50s_ms) / min(p50s_ms) - 1)
-        rows.append(["equal runs", measure, min(p50s_ms), max(p50s_ms), apart, ""])
+    late = {
+        path.name.removesuffix(".late.json"): json.loads(path.read_text())
+        for path in sorted(folder.glob("*.late.json"))
+    }
     return Report(
         "whatif",
-        figures,
+        [*figures, *forecasts(found, equal)],
         {name: [*flags_of(name), *more] for name in RUNS},
         {
             "requests": requests,
             "rounds": rounds,
             "identities": msgspec.to_builtins(identities),
             "bases_p50_ms": equal,
-            "latencies": msgspec.to_builtins(latencies),
+            "latencies": msgspec.to_builtins(found),
+            "sent": late,
         },
-        rows,
+        table(found, equal),
     )
 
 
@@ -240,19 +265,44 @@ def round_of(report: VllmReplayReport, came: Outcomes, measure: str) -> Round:
     )
 
 
-def summed(rounds: list[Round]) -> tuple[float, list[Any]]:
-    """By how much the forecast is off in the middle of the rounds, and a row of the table."""
-    ratios = [one.log_ratio for one in rounds]
-    off = math.exp(statistics.median(ratios)) - 1
-    each = ", ".join(f"{100 * math.expm1(one):+.0f}" for one in ratios)
-    predicted_ms = statistics.median(one.predicted.p50_ms for one in rounds)
-    rerun_ms = statistics.median(one.rerun.p50_ms for one in rounds)
-    return abs(off), [predicted_ms, rerun_ms, 100 * off, each]
+def forecasts(found: dict[str, list[Round]], equal: dict[str, list[float]]) -> list[Figure]:
+    """How far off each forecast is; and, where the change does more than what equal runs are
+    apart, by how much it is nearer than the base."""
+    figures: list[Figure] = []
+    for key, rounds in found.items():
+        name, measure = key.split()
+        what = f"{CHANGES[name]}: {measure} p50"
+        error = middle_size(one.error for one in rounds)
+        figures.append(at_most(f"{what}, error of the forecast", error, MOST_ERROR))
+        if effect_of(rounds) > apart(equal[measure]):
+            nearer = middle_size(one.unchanged_error for one in rounds) - error
+            figures.append(above(f"{what}, error of the base less that of the forecast", nearer, 0))
+    return figures
 
 
-def error_figure(name: str, measure: str, error: float) -> Figure:
-    what = f"{CHANGES[name]}: predicted against rerun, {measure} p50"
-    return at_most(f"{what}, relative error", error, MOST_ERROR)
+def effect_of(rounds: list[Round]) -> float:
+    """How far the reruns are from the bases, by their middles."""
+    sides = [one.base.p50_ms for one in rounds], [one.rerun.p50_ms for one in rounds]
+    return apart([statistics.median(side) for side in sides])
+
+
+def table(found: dict[str, list[Round]], equal: dict[str, list[float]]) -> list[list[Any]]:
+    rows: list[list[Any]] = [
+        ["run", "measure", "predicted ms", "rerun ms", "off by, %", "each, %", "base off by, %"]
+    ]
+    for key, rounds in found.items():
+        middles = [
+            statistics.median(one.p50_ms for one in side)
+            for side in ([one.predicted for one in rounds], [one.rerun for one in rounds])
+        ]
+        off = 100 * middle_size(one.error for one in rounds)
+        each = ", ".join(f"{100 * one.error:+.0f}" for one in rounds)
+        base = 100 * middle_size(one.unchanged_error for one in rounds)
+        rows.append([*key.split(), *middles, off, each, base])
+    for measure, p50s_ms in equal.items():
+        off = 100 * apart(p50s_ms)
+        rows.append(["equal runs", measure, min(p50s_ms), max(p50s_ms), off, "", ""])
+    return rows
 
 
 def identity_of(path: Path, scheduler: SchedulerProcess) -> Identity:

@@ -124,12 +124,14 @@ def message_of(body: Any) -> str:
 
 @dataclass
 class Reply:
-    """What came back for one streamed request."""
+    """What came back for one streamed request. Times count from `due_ns`; `begun_ns` is when the
+    client began to send it."""
 
     request_id: str = ""
     status: int = 0
     retry_after: str | None = None
     due_ns: int = 0
+    begun_ns: int = 0
     token_ns: list[int] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     error: Any = None
@@ -138,6 +140,11 @@ class Reply:
     @property
     def ttft_ms(self) -> float:
         return (self.token_ns[0] - self.due_ns) / 1e6 if self.token_ns else math.nan
+
+    @property
+    def late_ms(self) -> float:
+        """How long after it was due the client itself began to send it."""
+        return (self.begun_ns - self.due_ns) / 1e6
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -166,11 +173,17 @@ class Reply:
 
 
 async def ask(
-    port: int, body: Body, path: str = COMPLETIONS, headers: dict[str, str] | None = None
+    port: int,
+    body: Body,
+    path: str = COMPLETIONS,
+    headers: dict[str, str] | None = None,
+    due_ns: int | None = None,
 ) -> Reply:
-    """One stream to its end. NotSupported for a 400: no check sends what is wrong."""
+    """One stream to its end, due at once unless it is said when. NotSupported for a 400: no check
+    sends what is wrong."""
+    begun_ns = now_ns()
     exchange = await Exchange.begin(port, "POST", path, body, headers)
-    reply = Reply(due_ns=exchange.sent_ns)
+    reply = Reply(due_ns=begun_ns if due_ns is None else due_ns, begun_ns=begun_ns)
     try:
         reply.status = await exchange.head()
         reply.request_id = exchange.headers.get("x-request-id", "")
@@ -188,14 +201,15 @@ async def ask(
 
 
 async def open_loop(
-    rate_per_s: float, seconds: float, seed: int, start: Callable[[int], asyncio.Task[Reply]]
+    rate_per_s: float, seconds: float, seed: int, start: Callable[[int, int], asyncio.Task[Reply]]
 ) -> list[asyncio.Task[Reply]]:
-    """Start requests at the moments of a seeded Poisson process, whatever the server does."""
+    """Start requests at the moments of a seeded Poisson process, whatever the server does. `start`
+    is told the number of the request and when it is due."""
     draw, tasks = random.Random(seed), list[asyncio.Task[Reply]]()
     begin_ns, due_s = now_ns(), draw.expovariate(rate_per_s)
     while due_s < seconds:
         await asyncio.sleep(max(0.0, due_s - (now_ns() - begin_ns) / 1e9))
-        tasks.append(start(len(tasks)))
+        tasks.append(start(len(tasks), begin_ns + round(due_s * 1e9)))
         due_s += draw.expovariate(rate_per_s)
     await asyncio.sleep(max(0.0, seconds - (now_ns() - begin_ns) / 1e9))
     return tasks

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
-import socket
+import math
 import subprocess
 import sys
 import tempfile
@@ -16,11 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contract.client import HOST, NotSupported, call, message_of, now_ns
+from benchmarks.contract.client import NotSupported, call, message_of, now_ns
 from benchmarks.machine import CORES, machine
-from telemetry.numbers.quantiles import quantile
+from benchmarks.samples import known_quantile
+from lab.load.processes import ended, free_port
 
-READY_TIMEOUT_S = 300
+READY_TIMEOUT_S, STOP_WITHIN_S = 300, 20.0
 
 # one core is left to the gateway and to this client, or the client would measure itself
 BASE_FLAGS = ("--threads", str(max(1, CORES - 1)))
@@ -93,8 +93,8 @@ def equal(name: str, value: float | None, limit: float) -> Figure:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """As the server's own; None of nothing."""
-    return quantile(values, share)
+    """As the server's own; None of too few."""
+    return known_quantile(values, share)
 
 
 def ratio(upper: float | None, lower: float | None) -> float | None:
@@ -123,7 +123,8 @@ class Report:
             "figures": [asdict(figure) for figure in self.figures],
         }
         path = options.out / f"{self.name}.json"
-        path.write_text(json.dumps({**about, **self.detail}, indent=1) + "\n")
+        found = finite({**about, **self.detail})
+        path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
         for number, row in enumerate(self.table):
             say("| " + " | ".join(_cell(value) for value in row) + " |")
             if number == 0:
@@ -131,6 +132,15 @@ class Report:
         for figure in self.figures:
             say(f"{self.name}: {figure.line()}")
         return all(figure.holds for figure in self.figures)
+
+
+def finite(value: Any) -> Any:
+    """The same with None for a number that JSON has not: never, or not known."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:
@@ -147,14 +157,14 @@ class Server:
 
     def __init__(self, *flags: str) -> None:
         self.flags = [*BASE_FLAGS, *flags]
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._log = tempfile.NamedTemporaryFile(prefix="contract-", suffix=".log")  # noqa: SIM115
 
     async def __aenter__(self) -> Server:
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self.port)]
-        self.process = subprocess.Popen([*command, *self.flags], stderr=self._log)
+        self.process = subprocess.Popen(
+            [*command, *self.flags], stderr=self._log, start_new_session=True
+        )
         try:
             async with ticking("starting a server"):
                 await self._until_ready()
@@ -165,13 +175,7 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                await self.ended(20)
-            except TimeoutError:
-                self.process.kill()
-                self.process.wait()
+        await asyncio.to_thread(ended, self.process, STOP_WITHIN_S)
         self._log.close()
 
     async def ended(self, timeout_s: float) -> int:

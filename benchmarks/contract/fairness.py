@@ -26,6 +26,7 @@ from benchmarks.contract.common import (
     say,
     ticking,
 )
+from benchmarks.contract.lateness import sending, sent_in_time
 from benchmarks.machine import spread
 
 # three steps of prefill with the flooder's decodes in the batch and without them
@@ -66,6 +67,7 @@ class Phase:
         self._server, self._seed, self._seconds = server, seed, seconds
         self._salt = f"{name}-{seed}"
         self.lost = 0
+        self.late_ms: list[float] = []
         self._flood: list[asyncio.Task[Reply]] = []
 
     async def run(self, victim_per_s: float, flood_per_s: float) -> list[float]:
@@ -83,22 +85,24 @@ class Phase:
             say("  the engine did not become empty between two phases")
         whole = [reply for reply in replies if isinstance(reply, Reply) and reply.done]
         self.lost = len(replies) - len(whole)
+        self.late_ms = [reply.late_ms for reply in whole]
         return [reply.ttft_ms for reply in whole]
 
     async def _flooding(self, rate_per_s: float) -> None:
         start = self._starter("flooder")
 
-        def keep(index: int) -> asyncio.Task[Reply]:
-            self._flood.append(start(index))
+        def keep(index: int, due_ns: int) -> asyncio.Task[Reply]:
+            self._flood.append(start(index, due_ns))
             return self._flood[-1]
 
         await open_loop(rate_per_s, 3600, self._seed + 1, keep)
 
-    def _starter(self, tenant: str) -> Callable[[int], asyncio.Task[Reply]]:
-        def start(index: int) -> asyncio.Task[Reply]:
+    def _starter(self, tenant: str) -> Callable[[int, int], asyncio.Task[Reply]]:
+        def start(index: int, due_ns: int) -> asyncio.Task[Reply]:
             prompt = prompt_ids(f"{tenant}-{self._salt}-{index}", PROMPT_TOKENS)  # none is cached
-            body = completion(prompt, OUTPUT_TOKENS)
-            return asyncio.create_task(ask(self._server.port, body, headers={"x-tenant": tenant}))
+            body, headers = completion(prompt, OUTPUT_TOKENS), {"x-tenant": tenant}
+            asking = ask(self._server.port, body, headers=headers, due_ns=due_ns)
+            return asyncio.create_task(asking)
 
         return start
 
@@ -113,7 +117,7 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
 async def run(options: Options) -> Report:
     rounds, seconds = (1, 20.0) if options.quick else (3, 50.0)
     found: dict[str, list[list[float]]] = {"alone": [], "vtc": [], "fcfs": []}
-    lost = 0
+    lost, late_ms = 0, list[float]()
     async with (
         Server(*FLAGS, "--fairness", "vtc") as fair,
         Server(*FLAGS, "--fairness", "fcfs") as first_come,
@@ -133,21 +137,24 @@ async def run(options: Options) -> Report:
                 title = f"round {number + 1}, {name}"
                 found[name].append(await _phase(title, phase.run(victim, rate)))
                 lost += phase.lost
+                late_ms += phase.late_ms
         servers = {"vtc": fair.flags, "fcfs": first_come.flags}
     rates = {"capacity": full, "victim": victim, "flooder": flood}
-    return report(found, lost, rates, servers)
+    return report(found, lost, late_ms, rates, servers)
 
 
 async def _phase(name: str, job: Awaitable[list[float]]) -> list[float]:
     async with ticking(name):
         ttft_ms = await job
-    say(f"  {name}: TTFT p95 {percentile(ttft_ms, 0.95) or 0:.0f} ms of {len(ttft_ms)}")
+    p50 = percentile(ttft_ms, 0.5)
+    say(f"  {name}: TTFT p50 {'-' if p50 is None else round(p50)} ms of {len(ttft_ms)}")
     return ttft_ms
 
 
 def report(
     found: dict[str, list[list[float]]],
     lost: int,
+    late_ms: list[float],
     rates: dict[str, float],
     servers: dict[str, list[str]],
 ) -> Report:
@@ -157,11 +164,13 @@ def report(
         at_most("victim's TTFT p95, vtc/alone", ratio(p95["vtc"], p95["alone"]), 2),
         above("victim's TTFT p95, fcfs/alone", ratio(p95["fcfs"], p95["alone"]), 2),
         equal("victim's requests without an answer", lost, 0),
+        sent_in_time(late_ms),
     ]
     rows: list[list[Any]] = [["phase", "requests", "TTFT p50 ms", "p95 ms", "p95 by round"]]
-    detail: dict[str, Any] = {"requests_per_s": rates, "phases": {}}
+    detail: dict[str, Any] = {"requests_per_s": rates, "sent": sending(late_ms), "phases": {}}
     for name, values in pooled.items():
-        by_round = [percentile(one, 0.95) or 0.0 for one in found[name]]
+        each = (percentile(one, 0.95) for one in found[name])
+        by_round = [one for one in each if one is not None]
         p50 = percentile(values, 0.5)
         rows.append([name, len(values), p50, p95[name], [round(one) for one in by_round]])
         detail["phases"][name] = {

@@ -1,4 +1,4 @@
-"""How late a client's own event loop was: what it read late says nothing about the server.
+"""How late a client itself was: what it sent or read late says nothing about the server.
 
 An event loop rounds its timers to a millisecond, so the ticks come from a kernel timer
 (timerfd_create(2)), which is exact to microseconds.
@@ -12,12 +12,46 @@ import ctypes
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from benchmarks.contract.client import now_ns
+from benchmarks.contract.common import Figure, at_most
 
 TICK_NS = 1_000_000
+LATE_MS, LATE_SHARE = 20.0, 0.05
+"""Of more requests than this share may not be sent later than that: it would be another load."""
 _CLOCK_MONOTONIC, _NONBLOCK = 1, os.O_NONBLOCK
+
+
+def late_share(late_ms: Iterable[float]) -> float | None:
+    """The share of requests that the client sent more than LATE_MS after they were due; None of
+    none."""
+    found = list(late_ms)
+    return sum(one > LATE_MS for one in found) / len(found) if found else None
+
+
+def is_late(late_ms: Iterable[float]) -> bool:
+    """Whether a run is to be discarded: it had another load, or none."""
+    share = late_share(late_ms)
+    return share is None or share > LATE_SHARE
+
+
+def sent_in_time(late_ms: Iterable[float]) -> Figure:
+    return at_most(
+        f"share of requests that the client sent more than {LATE_MS:g} ms late",
+        late_share(late_ms), LATE_SHARE,
+    )  # fmt: skip
+
+
+def sending(late_ms: Iterable[float]) -> dict[str, Any]:
+    """For the record."""
+    found = sorted(late_ms)
+    return {
+        "requests": len(found),
+        "late_share": late_share(found),
+        "latest_ms": round(found[-1], 3) if found else None,
+    }
 
 
 class Lateness:

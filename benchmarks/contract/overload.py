@@ -14,7 +14,15 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.contract.client import Reply, ask, completion, now_ns, open_loop, prompt_ids
+from benchmarks.contract.client import (
+    NotSupported,
+    Reply,
+    ask,
+    completion,
+    now_ns,
+    open_loop,
+    prompt_ids,
+)
 from benchmarks.contract.common import (
     Figure,
     Options,
@@ -28,6 +36,7 @@ from benchmarks.contract.common import (
     say,
     ticking,
 )
+from benchmarks.contract.lateness import sending, sent_in_time
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
 SEQS, QUEUE = 8, 8
@@ -82,9 +91,9 @@ def _kind(reply: Reply) -> str:
     return f"{reply.status} broken off" if reply.status == 200 else str(reply.status)
 
 
-def _ask(server: Server, name: str) -> asyncio.Task[Reply]:
+def _ask(server: Server, name: str, due_ns: int | None = None) -> asyncio.Task[Reply]:
     body = completion(prompt_ids(name, PROMPT_TOKENS), OUTPUT_TOKENS)
-    return asyncio.create_task(ask(server.port, body))
+    return asyncio.create_task(ask(server.port, body, due_ns=due_ns))
 
 
 async def calibrate(server: Server, seconds: float) -> Slo:
@@ -101,8 +110,10 @@ async def calibrate(server: Server, seconds: float) -> Slo:
         await asyncio.gather(*(user(index) for index in range(SEQS)))
     last_ns = max(reply.token_ns[-1] for reply in replies)
     capacity = len(replies) / ((last_ns - begin_ns) / 1e9)
-    ttft_ms = percentile((reply.ttft_ms for reply in replies), 0.95) or 0.0
-    gap_ms = percentile((statistics.fmean(reply.gaps_ms) for reply in replies), 0.95) or 0.0
+    ttft_ms = percentile((reply.ttft_ms for reply in replies), 0.95)
+    gap_ms = percentile((statistics.fmean(reply.gaps_ms) for reply in replies), 0.95)
+    if ttft_ms is None or gap_ms is None:
+        raise NotSupported(f"{len(replies)} replies are too few to state what a good one is")
     return Slo(capacity, 2000 * QUEUE / capacity + 3 * ttft_ms, 2 * gap_ms)
 
 
@@ -118,10 +129,10 @@ async def load(server: Server, phase: Phase, seed: int) -> None:
     watcher = asyncio.create_task(watch())
     started = 0
 
-    def start(index: int) -> asyncio.Task[Reply]:
+    def start(index: int, due_ns: int) -> asyncio.Task[Reply]:
         nonlocal started
         started = index + 1
-        return _ask(server, f"{phase.name}-{index}")
+        return _ask(server, f"{phase.name}-{index}", due_ns)
 
     async with ticking(f"load {phase.name}", lambda: f"{started} sent"):
         tasks = await open_loop(phase.rate_per_s, phase.seconds, seed, start)
@@ -203,6 +214,7 @@ def report(phases: list[Phase], slo: Slo, server: Server, detail: dict[str, Any]
         if kind not in ("whole", "429")
     )
     at_capacity, overload = (phase.goodput_per_s(slo) for phase in phases)
+    late_ms = [reply.late_ms for phase in phases for reply in phase.replies]
     figures: list[Figure] = [
         equal("gateway and engine alive", float(detail["alive"]), 1),
         equal("requests without a proper answer", unanswered, 0),
@@ -210,7 +222,9 @@ def report(phases: list[Phase], slo: Slo, server: Server, detail: dict[str, Any]
         at_most("waiting requests, most", max(phase.waiting_max for phase in phases), QUEUE),
         at_most("back to normal, s", detail["back_to_normal_s"], BACK_TO_NORMAL_S),
         equal("blocks used at the end", detail["blocks_used"], 0),
+        sent_in_time(late_ms),
     ]
+    detail["sent"] = sending(late_ms)
     rows: list[list[Any]] = [
         ["load", "offered/s", "answers", "goodput/s", "TTFT p50 ms", "p99 ms", "ITL p99 ms"]
     ]

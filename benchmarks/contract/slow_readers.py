@@ -26,6 +26,7 @@ from benchmarks.contract.client import (
     COMPLETIONS,
     HOST,
     Body,
+    NotSupported,
     ask,
     completion,
     now_ns,
@@ -76,7 +77,10 @@ class Half:
 
     @property
     def itl_p99_ms(self) -> float:
-        return percentile(self.gaps_ms, 0.99) or 0.0
+        p99_ms = percentile(self.gaps_ms, 0.99)
+        if p99_ms is None:
+            raise NotSupported(f"{len(self.gaps_ms)} gaps are too few for a p99")
+        return p99_ms
 
 
 async def read_slowly(port: int, body: Body, request_id: str, half: Half) -> None:

@@ -1,7 +1,8 @@
 """From the cells of all rounds to the acceptance lines: limit, value, and whether it holds.
 
-A ratio is the median of those within rounds. Shares of good requests are of all rounds together:
-a round has too few requests for a share of its own.
+A ratio is the median of those within rounds. Shares of good requests and quantiles of few requests
+are of all rounds together: a round has too few for its own. A quantile without enough values is not
+measured: a p95 takes 20, a p99 100.
 
     python -m benchmarks.default_settings.acceptance [FILE]
 """
@@ -18,6 +19,7 @@ from typing import Any
 from benchmarks.contract.common import Figure, above, at_least, at_most
 from benchmarks.default_settings.loads import CLOSED
 from benchmarks.default_settings.plan import DEFAULT, OLD, ONE_CLASS
+from benchmarks.samples import known_quantile
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "default_settings.json"
 FIXED = f"{DEFAULT}@"
@@ -58,6 +60,17 @@ class Results:
         rows = self.rows(load, server).values()
         return [row[figure] for row in rows if row.get(figure) is not None]
 
+    def pooled(self, load: str, server: str, figure: str) -> list[float]:
+        """All values of all rounds; a list in each cell, which files of before do not have."""
+        return [
+            value
+            for cell in self._cells
+            if (cell["load"], cell["server"]) == (load, server)
+            and "figures" in cell
+            and not cell["checks"]["problems"]
+            for value in cell["figures"].get(figure, ())
+        ]
+
     def median(self, load: str, server: str, figure: str) -> float | None:
         values = self.values(load, server, figure)
         return statistics.median(values) if values else None
@@ -95,7 +108,7 @@ def figures(data: dict[str, Any]) -> list[Figure]:
             found.append(tenants(results))
         elif load == "voice":
             found += voice(results)
-    return found
+    return found + traces(data)
 
 
 def best(results: Results, load: str, servers: list[str], figure: str, least: bool) -> str | None:
@@ -201,12 +214,19 @@ def tenants(results: Results) -> Figure:
 
 
 def tenant_ratio(results: Results, server: str) -> float | None:
-    ratios = [
-        row["ttft_p95_ms"] / row["alone_ttft_p95_ms"]
-        for row in results.rows("tenants", server).values()
-        if row.get("ttft_p95_ms") and row.get("alone_ttft_p95_ms")
-    ]
-    return statistics.median(ratios) if ratios else None
+    """Of the p95 of all rounds; None of too few requests."""
+    beside, alone = (
+        known_quantile(results.pooled("tenants", server, figure), 0.95)
+        for figure in ("ttft_ms", "alone_ttft_ms")
+    )
+    return None if beside is None or not alone else beside / alone
+
+
+def traces(data: dict[str, Any]) -> list[Figure]:
+    """Replies of ours whose own trace was not exported; files of before only counted traces."""
+    missing = [one["missing"] for one in data.get("traces", {}).values() if "missing" in one]
+    name = "replies of ours without their trace"
+    return [at_most(name, float(sum(missing)), 0)] if missing else []
 
 
 def voice(results: Results) -> list[Figure]:

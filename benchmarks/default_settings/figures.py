@@ -17,11 +17,13 @@ from benchmarks.default_settings.loads import (
     targets,
 )
 from benchmarks.peers.workloads import problems_of
+from benchmarks.samples import least_count
 from lab.load.result import BenchResult, ClassResult, Latency
 from lab.load.spec import ClassSpec, Fixed, Lengths
-from telemetry.numbers.hdr import decode
+from telemetry.numbers.hdr import LOW_US, decode
 
-Figures = dict[str, float | None]
+Figures = dict[str, float | list[float] | None]
+"""Lists are of all values of a cell, for what only all rounds have enough of."""
 
 
 def class_of(result: BenchResult, name: str) -> ClassResult:
@@ -83,14 +85,14 @@ def closed(result: BenchResult) -> Figures:
 
 
 def tenants(quiet: BenchResult, flooded: BenchResult) -> Figures:
-    """Of B, alone and beside A."""
+    """Of B, alone and beside A: so few that a p95 is of all rounds together."""
     before, beside = class_of(quiet, VICTIM), class_of(flooded, VICTIM)
     return {
         "alone_requests": before.counted,
-        "alone_ttft_p95_ms": _ms(before.ttft, "p95"),
+        "alone_ttft_ms": _each_ms(before.ttft),
         "requests": beside.counted,
         "ttft_p50_ms": _ms(beside.ttft, "p50"),
-        "ttft_p95_ms": _ms(beside.ttft, "p95"),
+        "ttft_ms": _each_ms(beside.ttft),
     }
 
 
@@ -138,14 +140,28 @@ def at_most(latency: Latency | None, limit_ms: float) -> int:
 
 def rounded(figures: Figures) -> Figures:
     """Four digits: the file is read by people and compared in versions."""
-    return {
-        name: value if value is None or isinstance(value, int) else float(f"{value:.4g}")
-        for name, value in figures.items()
-    }
+
+    def digits(value: float | list[float] | None) -> float | list[float] | None:
+        if isinstance(value, list):
+            return [float(f"{one:.4g}") for one in value]
+        return value if value is None or isinstance(value, int) else float(f"{value:.4g}")
+
+    return {name: digits(value) for name, value in figures.items()}
 
 
-def _ms(latency: Latency | None, share: str) -> float | None:
-    return None if latency is None else getattr(latency, f"{share}_ms")
+def _ms(latency: Latency | None, quantile: str) -> float | None:
+    """Such as p95; None of too few."""
+    enough = least_count(int(quantile.removeprefix("p")) / 100)
+    return None if latency is None or latency.count < enough else getattr(latency, f"{quantile}_ms")
+
+
+def _each_ms(latency: Latency | None) -> list[float]:
+    """All values, to the histogram's 0.1 %."""
+    if latency is None:
+        return []
+    values = decode(latency.hdr, 0, round(latency.max_ms * 1e6))
+    lows = zip(LOW_US[values.indices].tolist(), values.counts.tolist(), strict=True)
+    return [low / 1e3 for low, count in lows for _ in range(count)]
 
 
 def _mean_ms(latency: Latency | None) -> float | None:

@@ -21,6 +21,7 @@ from benchmarks.peers.machine import calibrate
 from benchmarks.peers.recipes import Group
 from benchmarks.peers.span_counter import SpanReceiver
 from benchmarks.peers.store import Store
+from lab.load.aggregator import Ended
 from lab.load.errors import BenchError
 from lab.load.result import BenchResult, Progress
 from lab.load.run import run_bench
@@ -41,7 +42,8 @@ class HttpClient:
         self._server, self._layout, self._as_text = server, layout, as_text
         self._seed, self._salt = seed, salt
         self.problems: list[str] = []
-        self.ok = 0
+        self.replied: set[str] = set()
+        """The ids, as the server said them, of counted requests with a whole reply."""
 
     def run(self, run: Run, errors_count: bool = False) -> BenchResult:
         """Raises BenchError and ConfigError as the load generator does."""
@@ -62,12 +64,15 @@ class HttpClient:
             seed=self._seed,
             salt=self._salt,
         )
-        result = run_bench(spec, _teller(self._server.label))
+        result = run_bench(spec, _teller(self._server.label), on_ended=self._ended)
         if result.partial:
             raise KeyboardInterrupt
-        self.ok += result.total.ok
         self.problems += figures.problems(result, run.classes, errors_count)
         return result
+
+    def _ended(self, ended: Ended) -> None:
+        if ended.counted and ended.reply.error_kind is None:
+            self.replied.add(ended.reply.request_id)
 
     def _extra_body(self) -> dict[str, Any]:
         """Ours sends a chunk for a token without text too, or a gap would be of two tokens. Where
@@ -139,16 +144,16 @@ class Rounds:
         found = calibrate()
         say(f"round {number} of {self._rounds}: {found}")
         self._store.add_calibration(GROUP, number, "before", found)
-        before, ok = self._receiver.counts()["traces"], 0
+        replied: set[str] = set()
         for trial, labels in missing:
             self._store.drop_round(GROUP, trial.load, number)
             turn = (number - 1) % len(labels)
             for label in labels[turn:] + labels[:turn]:
-                ok += self._cell(fleet, trial, label, number)
-        self._check_traces(fleet, number, before, ok)
+                replied |= self._cell(fleet, trial, label, number)
+        self._check_traces(fleet, number, replied)
 
-    def _cell(self, fleet: Fleet, trial: Trial, label: str, number: int) -> int:
-        """Measure and store one; the requests of ours that had a whole reply."""
+    def _cell(self, fleet: Fleet, trial: Trial, label: str, number: int) -> set[str]:
+        """Measure and store one; the ids of ours that had a whole reply."""
         server = next(one for one in fleet.running if one.label == server_of(label))
         salt = 10 * (1000 * number + self._trials.index(trial))
         client = HttpClient(server, self._layout, number, salt, self._as_text)
@@ -167,7 +172,7 @@ class Rounds:
         self._store.add_cell(
             group=GROUP, load=trial.load, repetition=number, server=label, **cell
         )  # fmt: skip
-        return client.ok if server.recipe.ours else 0
+        return client.replied if server.recipe.ours else set()
 
     def _known(self, load: str, figure: str, number: int) -> float:
         """Of the same round, or of the one in which it was measured once."""
@@ -182,19 +187,23 @@ class Rounds:
             raise Unknown(f"{load} was not measured")
         return float(value)
 
-    def _check_traces(self, fleet: Fleet, number: int, before: int, ok: int) -> None:
-        """Tracing was on: at least a trace for each reply of ours was exported. The last of a
-        server's leave in a moment that is nobody's cell."""
+    def _check_traces(self, fleet: Fleet, number: int, replied: set[str]) -> None:
+        """Tracing was on: the trace of each reply of ours was exported. The last of a server's
+        leave in a moment that is nobody's cell."""
         for server in fleet.running:
             if server.recipe.ours:
                 with fleet.turn(server):
                     time.sleep(_EXPORT_S)
         deadline_s = time.monotonic() + _SPANS_TIMEOUT_S
-        while (traces := self._receiver.counts()["traces"] - before) < ok:
-            if time.monotonic() > deadline_s:
-                break
+        while (missing := self._receiver.missing(replied)) and time.monotonic() < deadline_s:
             time.sleep(0.2)
-        self._store.data.setdefault("traces", {})[str(number)] = {"replies": ok, "traces": traces}
+        kept = self._store.data.setdefault("traces", {})
+        known = kept.get(str(number), {})  # of loads that were measured before
+        known = known if "missing" in known else {"replies": 0, "missing": 0}
+        kept[str(number)] = {
+            "replies": known["replies"] + len(replied),
+            "missing": known["missing"] + len(missing),
+        }
         self._store.save()
 
     def _facts(self, server: Server) -> dict[str, Any]:
@@ -210,6 +219,7 @@ class Rounds:
 def _line(cell: dict[str, Any]) -> str:
     if "error" in cell:
         return f"not measured: {cell['error']}"
-    text = ", ".join(f"{name} {value:g}" for name, value in cell["figures"].items() if value)
+    shown = cell["figures"].items()
+    text = ", ".join(f"{name} {one:g}" for name, one in shown if one and not isinstance(one, list))
     found = cell["checks"]["problems"]
     return f"{text}; DOES NOT COUNT: {'; '.join(found)}" if found else text

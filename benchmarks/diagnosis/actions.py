@@ -3,8 +3,9 @@
 A fault is injected, its record is replayed for the cause (as by `phasescope diagnose --root`), and
 then the fault is ended, which is what the first action does. The predicted gain (`promised`) is a
 share of a latency. The measured gain (`kept`) compares what clients saw: requests after the backlog
-had drained, against those of the fault that were answered before the prediction was made. Classes
-that are not given keep what is in the file; with `--again` nothing is run, and the kept records are
+had drained, against those of the fault. On both sides they were due and answered within that time,
+as the prediction knows no others: what was still waiting then is left out of both. Classes that
+are not given keep what is in the file; with `--again` nothing is run, and the kept records are
 replayed again.
 
     .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--seed 860] [--classes A,B]
@@ -118,11 +119,9 @@ def compare(result: EpisodeResult, folder: Path) -> Taken:
     if cause is None:
         return Taken(**about, why_not=f"the replay found {', '.join(gains) or 'nothing'}")
     measure, predicted, log = gains[cause].symptom, gains[cause].gain, read_clients(folder)
-    came = _due(result, log, result.on_s or 0.0, result.off_s or 0.0)
-    before = measured(
-        [one for one in came if one.end_ns is not None and one.end_ns <= predicted_ns]
-    )
-    after = measured(_due(result, log, (result.off_s or 0.0) + DRAINED_S, result.phases.end_s))
+    on_s, off_s = result.on_s or 0.0, result.off_s or 0.0
+    before = measured(answered(result, log, on_s, off_s))
+    after = measured(answered(result, log, off_s + DRAINED_S, result.phases.end_s))
     if measure not in before or measure not in after:
         return Taken(**about, why_not="too few requests to compare")
     return Taken(
@@ -136,9 +135,19 @@ def compare(result: EpisodeResult, folder: Path) -> Taken:
     )
 
 
-def _due(result: EpisodeResult, log: Sequence[Sent], begin_s: float, end_s: float) -> list[Sent]:
-    span = range(result.begin_ns + int(begin_s * 1e9), result.begin_ns + int(end_s * 1e9))
-    return [one for one in log if one.due_ns in span and not one.is_culprit]
+def answered(
+    result: EpisodeResult, log: Sequence[Sent], begin_s: float, end_s: float
+) -> list[Sent]:
+    """Requests that were due and answered in a span, and are not a culprit's."""
+    begin_ns, end_ns = (result.begin_ns + int(at_s * 1e9) for at_s in (begin_s, end_s))
+    return [
+        one
+        for one in log
+        if begin_ns <= one.due_ns < end_ns
+        and one.end_ns is not None
+        and one.end_ns <= end_ns
+        and not one.is_culprit
+    ]
 
 
 def take(symptom: str, seed: int, work: Path, *, again: bool) -> Taken:

@@ -3,11 +3,13 @@
 A journal gives the verdict that was given live, so a change of the diagnosis needs no new episodes:
 each kept journal is diagnosed again, and the verdicts with their times are kept beside the live
 ones. A verdict counts from half a polling interval later, as the live ones did on average. The time
-of the first harmed request is computed again from the clients' log.
+of the first harmed request is computed again from the clients' log, with `--harm` nothing else.
 
-    .venv/bin/python -m benchmarks.diagnosis.again [FOLDER | --records FOLDER] [--out FOLDER]
+    .venv/bin/python -m benchmarks.diagnosis.again [FOLDER | --records FOLDER] [--harm]
+        [--out FOLDER]
 
-The results are left as they are; copies with what is said now go to `--out`, for `score --again`.
+The results are left as they are; copies with what is said now go to `--out`, for `score --again`,
+or after `--harm` for `score`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ from lab.drills.outcome.result import (
     reference_requests,
     thresholds_of,
 )
+from lab.drills.registry import find
+from lab.drills.traffic import Scene
 from lab.drills.watch import EVERY_S, PollSample, VerdictChange, timeline
+from service.config.settings import ConfigError
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import open_journal
 from telemetry.requests.slo_policy import policy_of
@@ -89,23 +94,54 @@ def judged_again(task: tuple[Kept, Path]) -> Kept | None:
         folder = folder_of(kept.episode.name, Path(work), records)
         if folder is None:
             return None
-        begin_ns = kept.episode.begin_ns
-        first_s, turns = harmed_s(kept.episode, folder), turns_of(folder, begin_ns)
-    episode = msgspec.structs.replace(kept.episode, first_harmed_s=first_s)
-    return msgspec.structs.replace(kept, episode=episode, again=turns)
+        harmed, turns = with_harm(kept, folder), turns_of(folder, kept.episode.begin_ns)
+    return msgspec.structs.replace(harmed, again=turns)
+
+
+def harmed_again(task: tuple[Kept, Path]) -> Kept | None:
+    """With the time of its first harmed request only; None as for `judged_again`."""
+    kept, records = task
+    with tempfile.TemporaryDirectory() as work:
+        folder = folder_of(kept.episode.name, Path(work), records)
+        return None if folder is None else with_harm(kept, folder)
+
+
+def with_harm(kept: Kept, folder: Path) -> Kept:
+    episode = msgspec.structs.replace(kept.episode, first_harmed_s=harmed_s(kept.episode, folder))
+    return msgspec.structs.replace(kept, episode=episode)
 
 
 def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
     """When the first harmed request was due, as `EpisodeResult` has it."""
-    if episode.on_s is None:
+    on_ns, off_ns = episode.label.on_ns, episode.label.off_ns
+    if on_ns is None or off_ns is None:
         return None
-    on_ns = episode.begin_ns + int(episode.on_s * 1e9)
     log = read_clients(folder)
     limits = thresholds_of(reference_requests(log, on_ns, episode.phases.reference_s))
     if limits is None:
         return None
-    harmed_ns = first_harmed_ns(log, limits, on_ns)
+    harmed_ns = first_harmed_ns(log, limits, (on_ns, off_ns), adds=adds(episode))
     return None if harmed_ns is None else round((harmed_ns - episode.begin_ns) / 1e9, 3)
+
+
+def adds(episode: EpisodeResult) -> bool:
+    """Whether its fault added requests (`Mechanism.adds`); counts as so of a mechanism that is not
+    known here."""
+    assert episode.capacity is not None, f"{episode.name} had no traffic"
+    try:
+        mechanism = find(episode.symptom, episode.mechanism)
+    except ConfigError:
+        return True
+    return mechanism.adds(
+        Scene(
+            seed=episode.seed,
+            phases=episode.phases,
+            capacity=episode.capacity,
+            intensity=episode.intensity,
+            load=episode.load,
+            mix=mechanism.mix,
+        )
+    )
 
 
 def main() -> int:
@@ -115,20 +151,29 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=work_folder("again"), help="where the copies go"
     )
+    parser.add_argument(
+        "--harm", action="store_true", help="only when the first request was harmed"
+    )
     args = parser.parse_args()
     kept = read_kept(args.folder or results_beside(args.records))
     missing = 0
     with Pool() as pool:
-        found = pool.imap(judged_again, [(one, args.records) for one in kept])
+        judge = harmed_again if args.harm else judged_again
+        found = pool.imap(judge, [(one, args.records) for one in kept])
         for one, judged in zip(kept, found, strict=True):
             if judged is None:
                 missing += 1
                 continue
             keep(judged, args.out / f"{judged.episode.name}.json")
+            if args.harm:
+                was_s, now_s = one.episode.first_harmed_s, judged.episode.first_harmed_s
+                say(f"{one.episode.name}: first harm at {now_s} s, was {was_s} s")
+                continue
             named = dict.fromkeys(turn.top for turn in judged.again or [] if turn.top)
             say(f"{one.episode.name}: {', '.join(named) or 'nothing'}")
     print(f"{len(kept) - missing} judged again, {missing} without a record")
-    print(f"score them: python -m benchmarks.diagnosis.score --again {args.out}")
+    flag = "" if args.harm else "--again "
+    print(f"score them: python -m benchmarks.diagnosis.score {flag}{args.out}")
     return 0
 
 

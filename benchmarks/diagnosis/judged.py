@@ -16,8 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.diagnosis.answers import UNSURE, spans
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
-from benchmarks.diagnosis.score import UNSURE, judge_kept, spans
+from benchmarks.diagnosis.score import judge_kept
 
 Row = dict[str, object]
 

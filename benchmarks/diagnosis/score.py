@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,14 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.diagnosis.answers import (
+    HEALTHY,
+    UNSURE,
+    cleared_s,
+    first_named,
+    named_most,
+    said,
+)
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.gauges import GAUGES
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
@@ -34,8 +42,6 @@ from lab.drills.watch import VerdictChange
 from telemetry.numbers.quantiles import rank
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 
-HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
-THIN = "telemetry_degraded"
 OF_MACHINE = ("throttled", "memory_bandwidth", "cpu_starvation")
 _STOLEN = 0.05  # share of a core that is stolen from one, in a second
 Pair = tuple[str, str]  # what was done, what was named
@@ -52,9 +58,10 @@ APART = (
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One episode. Seconds; None where there is no such moment. `to_detect_s` is from the first
-    harmed request to the first right finding, `from_onset_s` from the injection of the fault.
-    `alarms` are false ones, `alarms_of_machine` those of a machine that was slow, `alarms_of_slo`
-    those of an SLO that was missed."""
+    harmed request (the onset where none was harmed while the fault lasted) to the first right
+    finding of that time, `from_onset_s` from the injection of the fault. `alarms` are false ones,
+    `alarms_of_machine` those of a machine that was slow, `alarms_of_slo` those of an SLO that was
+    missed."""
 
     episode: EpisodeResult
     truth: str
@@ -110,17 +117,16 @@ def judge(episode: EpisodeResult, machine: MachineSpeed | None = None) -> Judged
             episode, truth, named_most(turns, begin_s, end_s), None, None, None, None,
             *alarms(turns, begin_s, end_s, machine, broken_until_s), end_s - begin_s,
         )  # fmt: skip
-    right = [turn for turn in turns if turn.top == truth and turn.at_s >= on_s]
-    first_s = episode.first_harmed_s
-    onset_s = right[0].onset_s if right else None
+    right = first_named(turns, truth, on_s, off_s)
+    onset_s = None if right is None else right.onset_s
     # a server that took over from a good one was not watched in its reference
     begin_s = phases.reference_at_s if turns and turns[0].at_s < on_s - 2 else on_s
     return Judged(
         episode,
         truth,
         named_most(turns, (on_s + off_s) / 2, off_s),
-        max(0.0, right[0].at_s - (on_s if first_s is None else first_s)) if right else None,
-        right[0].at_s - on_s if right else None,
+        None if right is None else max(0.0, right.at_s - harmed_s(episode, on_s, off_s)),
+        None if right is None else right.at_s - on_s,
         None if onset_s is None else abs(onset_s - on_s),
         cleared_s(turns, off_s),
         *alarms(turns, begin_s, on_s, machine, broken_until_s),
@@ -128,31 +134,10 @@ def judge(episode: EpisodeResult, machine: MachineSpeed | None = None) -> Judged
     )
 
 
-def said(turn: VerdictChange) -> str:
-    """A fault by its first finding, and so a record that is too thin; else the verdict."""
-    if turn.verdict == "fault" or turn.top == THIN:
-        return turn.top or UNSURE
-    return turn.verdict
-
-
-def spans(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[tuple[float, str]]:
-    """How long each answer stood in a span."""
-    found: list[tuple[float, str]] = []
-    ends_s = [turn.at_s for turn in turns[1:]] + [end_s]
-    for turn, turn_end_s in zip(turns, ends_s, strict=False):
-        until_s = min(end_s, turn_end_s)
-        length_s = until_s - max(begin_s, turn.at_s)
-        if length_s > 0:
-            found.append((length_s, said(turn)))
-    return found
-
-
-def named_most(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> str:
-    """The answer that stood longest."""
-    times: dict[str, float] = defaultdict(float)
-    for length_s, answer in spans(turns, begin_s, end_s):
-        times[answer] += length_s
-    return max(times, key=lambda answer: times[answer]) if times else SILENT
+def harmed_s(episode: EpisodeResult, on_s: float, off_s: float) -> float:
+    """When the first request was harmed; the onset where none was before the fault's end."""
+    first_s = episode.first_harmed_s
+    return on_s if first_s is None or first_s >= off_s else first_s
 
 
 def breaks_slo(episode: EpisodeResult) -> bool:
@@ -196,17 +181,6 @@ def _ends_after(turns: Sequence[VerdictChange], alarm: VerdictChange, begin_s: f
 def _was_slow(alarm: VerdictChange, machine: MachineSpeed) -> bool:
     onset_s = alarm.at_s if alarm.onset_s is None else alarm.onset_s
     return machine.was_slow(onset_s, alarm.at_s)
-
-
-def cleared_s(turns: Sequence[VerdictChange], off_s: float) -> float | None:
-    """From the end of the fault to the healthy verdict that then stood to the end."""
-    last: float | None = None
-    for turn in turns:
-        if turn.verdict != "healthy":
-            last = None
-        elif last is None:
-            last = turn.at_s
-    return None if last is None else max(0.0, last - off_s)
 
 
 # --- sums ----------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ from typing import Any
 import httpx
 
 from benchmarks.machine import machine
+from lab.load.processes import ended, free_port
 from telemetry.numbers.quantiles import quantile
-from tests.support.servers.server import eventually, free_port, spawn
+from tests.support.servers.server import eventually, spawn
 
 RESULTS = Path(__file__).parents[1] / "results" / "disaggregated_namespaces.json"
 SPACES = {"prefill": "phasescope-p", "decode": "phasescope-d"}
@@ -126,17 +127,8 @@ class Fleet:
 
     def _start(self, name: str, launcher: tuple[str, ...], *words: str) -> None:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
-        process = spawn(*words, launcher=launcher, stdout=log, stderr=log)
-
-        def end() -> None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-        self._stack.callback(end)
+        own = {"launcher": launcher, "stdout": log, "stderr": log, "start_new_session": True}
+        self._stack.callback(ended, spawn(*words, **own))
 
     def _both_ready(self) -> bool:
         found = self.client.get("/debug/engines").json()["engines"]

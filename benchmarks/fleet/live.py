@@ -32,9 +32,10 @@ from random import Random
 import httpx
 import msgspec
 
+from benchmarks.contract.lateness import LATE_SHARE, late_share
 from benchmarks.machine import machine
+from benchmarks.samples import known_quantile
 from telemetry.facts.fleet.routing_records import RoutingPolicy
-from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import SloClass
 from telemetry.stats.slo import judge_latencies
 from telemetry.stats.slo_report import Verdict
@@ -76,6 +77,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p50_ms: float | None
     ttft_p99_ms: float | None
     cached_share: float
+    late_share: float | None = None
+    """Of the requests, those that the client sent more than LATE_MS after they were due."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +92,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct):
-    """One reply, as the client saw it."""
+    """One reply, as the client saw it, from when the request was due. `late_ms` is how much later
+    the client began to send it."""
 
     at_s: float
+    late_ms: float = 0.0
     ttft_ns: int | None = None
     gaps: int = 0
     late: int = 0
@@ -129,12 +134,13 @@ def prefix_of(seed: int, policy: str, tenant: int) -> list[int]:
 
 
 async def ask_one(client: httpx.AsyncClient, ask: Ask, prompt: list[int], begin_s: float) -> Answer:
-    await asyncio.sleep(max(0.0, begin_s + ask.at_s - time.monotonic()))
+    due_ns = round((begin_s + ask.at_s) * 1e9)
+    await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
     body = {
         "prompt": prompt, "max_tokens": ask.output_tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True}, "user": f"t{ask.tenant}",
     }  # fmt: skip
-    answer, sent_ns, last_ns = Answer(ask.at_s), time.monotonic_ns(), 0
+    answer, last_ns = Answer(ask.at_s, (time.monotonic_ns() - due_ns) / 1e6), 0
     async with client.stream("POST", "/v1/completions", json=body) as reply:
         if reply.status_code in REFUSED:
             return answer  # no first token: not good
@@ -152,7 +158,7 @@ async def ask_one(client: httpx.AsyncClient, ask: Ask, prompt: list[int], begin_
             if not chunk.get("choices"):
                 continue
             if answer.ttft_ns is None:
-                answer.ttft_ns = now_ns - sent_ns
+                answer.ttft_ns = now_ns - due_ns
             else:
                 answer.gaps += 1
                 answer.late += now_ns - last_ns > TARGET.itl_ns
@@ -189,9 +195,10 @@ def run_of(trace: str, seed: int, policy: str, rate: float, answers: list[Answer
         requests=len(counted),
         good=good,
         good_per_s=round(good / (SPAN_S - SKIPPED_S), 3),
-        ttft_p50_ms=quantile(ttfts, 0.5),
-        ttft_p99_ms=quantile(ttfts, 0.99),
+        ttft_p50_ms=known_quantile(ttfts, 0.5),
+        ttft_p99_ms=known_quantile(ttfts, 0.99),
         cached_share=round(sum(one.cached_tokens for one in counted) / max(1, prompt), 3),
+        late_share=late_share(one.late_ms for one in counted),
     )
 
 
@@ -216,6 +223,7 @@ def run(minutes: float, choice: Choice) -> None:
         for seed, trace, policy in product(choice.seeds, choice.rates, RoutingPolicy)
         if (trace, seed, policy.value, choice.rates[trace]) not in there
     ]
+    late = 0
     with tempfile.TemporaryDirectory(prefix="phasescope-live-") as name:
         folder = Path(name)
         with nodes(folder, choice.model) as engines:
@@ -223,10 +231,15 @@ def run(minutes: float, choice: Choice) -> None:
                 if time.monotonic() + SPAN_S + 30 > end_s:
                     print("more is to be done: run it again")
                     return
-                done.append(one_run(folder, engines, choice, trace, seed, policy))
-                print(msgspec.json.encode(done[-1]).decode(), flush=True)
+                found = one_run(folder, engines, choice, trace, seed, policy)
+                print(msgspec.json.encode(found).decode(), flush=True)
+                if found.late_share is None or found.late_share > LATE_SHARE:
+                    print("the client was late: this run is not kept")
+                    late += 1
+                    continue
+                done.append(found)
                 keep(choice, done)
-    print("all runs are there")
+    print(f"{late} runs are not there: run it again" if late else "all runs are there")
 
 
 def one_run(

@@ -40,7 +40,9 @@ from benchmarks.fault_receiver import FaultReceiver
 from benchmarks.gateway_scale.figures import Sample, Watched, figures, result_of
 from benchmarks.gateway_scale.processes import engine_pid, fold_seconds, rss_mib, thread_cpu_ns
 from benchmarks.machine import machine
+from benchmarks.samples import NotMeasured
 from benchmarks.starter import Started, serving
+from lab.load.processes import ended
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -48,6 +50,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results" / "gateway_scale.json"
 BLOCK_TOKENS_LEAST = 8
 SAMPLE_S = 5.0
 SNAPSHOT_S = 0.5
+CLIENT_ENDS_WITHIN_S = 30.0
 
 
 def flags_of(args: argparse.Namespace) -> list[str]:
@@ -101,8 +104,20 @@ def watch(args: argparse.Namespace, server: Started) -> Watched:
             "--streams", str(args.streams), "--output", str(args.output),
             "--seconds", str(args.warm_up + args.seconds),
         ],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+    try:
+        sample(client, server, engine, watched)
+        status = client.wait(CLIENT_ENDS_WITHIN_S)  # it says nothing more
+        if status:
+            watched.errors.append(f"the clients ended with {status}")
+    finally:
+        ended(client)
+    return watched
+
+
+def sample(client: subprocess.Popen[str], server: Started, engine: int, watched: Watched) -> None:
+    """Until the clients say nothing more."""
     assert client.stdout is not None
     next_s = 0.0
     for text in client.stdout:
@@ -121,8 +136,6 @@ def watch(args: argparse.Namespace, server: Started) -> Watched:
                 )
             )  # fmt: skip
             say(f"  {at_s:.0f} s: {tokens / at_s:.0f} tokens/s, {requests} requests")
-    client.wait()
-    return watched
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +164,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
+    """The exit code: 1 when a figure does not hold, or was not measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, default=50.0, help="tokens/s of a stream")
@@ -169,12 +183,18 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="more flags of serve, after --")
     args = parser.parse_args()
     args.out = args.out.resolve()
-    found = run(args)
+    try:
+        found = run(args)
+    except NotMeasured as error:
+        say(f"not measured: {error}")
+        return 1
+    holds = all(one["holds"] for one in found["figures"].values())
     if args.label:
         before = json.loads(args.out.read_text()) if args.out.exists() else {}
         found = before | {args.label: found}
     args.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

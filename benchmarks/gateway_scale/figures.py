@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contract.common import Figure, at_least, at_most, percentile
+from benchmarks.samples import NotMeasured
 
 LAG_LIMIT_MS = 10.0
 GROWTH_LIMIT_KIB_PER_MIN = 500.0
@@ -46,8 +47,12 @@ class Watched:
 
 
 def result_of(watched: Watched, lag_path: Path) -> dict[str, Any]:
-    """Everything that is written to the file but the machine."""
+    """Everything that is written to the file but the machine. Raises NotMeasured when the clients
+    got nothing."""
     counted = watched.counted
+    if len(counted) < 2 or counted[-1].tokens <= counted[0].tokens:
+        said = f": {watched.errors[0]}" if watched.errors else ""
+        raise NotMeasured(f"{len(counted)} samples, and no tokens between them{said}")
     first, last = counted[0], counted[-1]
     tokens, seconds = last.tokens - first.tokens, last.at_s - first.at_s
     gateway = _us_per_token(first.gateway_ns, last.gateway_ns, tokens)

@@ -12,9 +12,9 @@ clients; on a smaller machine they are given as not measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +26,12 @@ from typing import Any
 from benchmarks.contract.common import say
 from benchmarks.gateway_scale.__main__ import REPOSITORY, stub_server
 from benchmarks.gateway_scale.processes import thread_cpu_ns
+from benchmarks.gateway_scale.streams import Counts, Streams
 from benchmarks.machine import machine
+from benchmarks.samples import NotMeasured
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "gateway_processes.json"
-WARM_UP_S = 5.0
+WARM_UP_S, MARGIN_S = 5.0, 60.0
 LIMITS = {2: 1.8, 4: 3.0}
 KINDS = ("main", "engine", "gateway")
 _WORDS = {"engine": b"engine-process", "gateway": b"gateway"}  # of the command lines
@@ -75,53 +77,34 @@ def cpu_ns(pids: dict[int, str]) -> dict[str, int]:
 
 
 def load(args: argparse.Namespace, gateways: int) -> Round:
-    """Start a server, load it, end it."""
+    """Start a server, load it, end it. Raises NotMeasured when its clients got nothing."""
     args.flags = ["--gateways", str(gateways), "--max-connections", "4096"]
-    with tempfile.TemporaryDirectory() as name, stub_server(args, Path(name)) as server:
+    each, longest_s = args.streams // gateways, 2 * (WARM_UP_S + args.seconds) + MARGIN_S
+    with (
+        tempfile.TemporaryDirectory() as name,
+        stub_server(args, Path(name)) as server,
+        contextlib.ExitStack() as running,
+    ):
         pids = children(server.process.pid)
-        clients = [_client(args, server.port, args.streams // gateways) for _ in range(gateways)]
+        clients = [
+            running.enter_context(Streams(server.port, each, args.output, longest_s, Path(name)))
+            for _ in range(gateways)
+        ]
         time.sleep(WARM_UP_S)
         before, begun_s, at_first = cpu_ns(pids), time.monotonic(), _latest(clients)
         time.sleep(args.seconds)
         after, seconds, at_last = cpu_ns(pids), time.monotonic() - begun_s, _latest(clients)
-        for client in clients:
-            client.process.terminate()
-            client.process.wait()
-    tokens = at_last[0] - at_first[0]
-    cpu = {kind: (after[kind] - before[kind]) / 1e3 / max(1, tokens) for kind in KINDS}
-    return Round(gateways, tokens / seconds, at_last[1], at_last[2], cpu)
+        gone = [one.status for one in clients if one.status is not None]
+    tokens = (at_last - at_first).tokens
+    if gone or tokens <= 0:
+        raise NotMeasured(f"{gateways} gateways: {tokens} tokens; clients that ended: {gone}")
+    cpu = {kind: (after[kind] - before[kind]) / 1e3 / tokens for kind in KINDS}
+    return Round(gateways, tokens / seconds, at_last.requests, at_last.errors, cpu)
 
 
-@dataclass
-class Client:
-    """A process of streams, and the file that it writes a line of counts to each second."""
-
-    process: subprocess.Popen[str]
-    lines: Path
-
-
-def _client(args: argparse.Namespace, port: int, streams: int) -> Client:
-    handle, name = tempfile.mkstemp(prefix="phasescope-client-")
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "benchmarks.gateway_scale.client", str(port),
-            "--streams", str(streams), "--output", str(args.output), "--seconds", "600",
-        ],
-        cwd=REPOSITORY, stdout=handle, text=True,
-    )  # fmt: skip
-    os.close(handle)
-    return Client(process, Path(name))
-
-
-def _latest(clients: list[Client]) -> tuple[int, int, int]:
-    """Tokens, requests and errors so far, over all clients."""
-    sums = [0, 0, 0]
-    for client in clients:
-        lines = [json.loads(line) for line in client.lines.read_text().splitlines()]
-        counts = [line for line in lines if isinstance(line, list)]
-        if counts:
-            sums = [sum(pair) for pair in zip(sums, counts[-1][1:], strict=True)]
-    return sums[0], sums[1], sums[2]
+def _latest(clients: list[Streams]) -> Counts:
+    """So far, over all clients."""
+    return sum((one.counts for one in clients), Counts())
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -155,7 +138,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def holds(found: dict[str, Any], numbers: list[int]) -> bool:
+    """No stream failed, and it scales as is asked, where the machine has the cores for it."""
+    rows = [found[str(gateways)] for gateways in numbers]
+    return all(
+        not row["errors"]
+        and (row["limit"] is None or isinstance(row["times"], str) or row["times"] >= row["limit"])
+        for row in rows
+    )
+
+
+def main() -> int:
+    """The exit code: 1 when a figure does not hold, or was not measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--numbers", default="1,2,4", help="of gateway processes; the first is 1")
     parser.add_argument("--rounds", type=int, default=3)
@@ -166,10 +160,15 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     args.tracing, args.no_receiver, args.tree = "full", False, REPOSITORY
-    found = run(args)
+    try:
+        found = run(args)
+    except NotMeasured as error:
+        say(f"not measured: {error}")
+        return 1
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     say(json.dumps(found, indent=1))
+    return 0 if holds(found, [int(one) for one in args.numbers.split(",")]) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,7 +30,8 @@ import httpx
 import yaml
 
 from benchmarks.machine import machine
-from tests.support.servers.server import eventually, free_port, spawn
+from lab.load.processes import ended, free_port
+from tests.support.servers.server import eventually, spawn
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards/prometheus"
@@ -99,14 +100,15 @@ def prometheus_config(targets: list[str], alertmanager: str) -> str:
 @contextlib.contextmanager
 def running(words: list[str], ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
     """A program until the end of the block."""
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         eventually(lambda: process.poll() is not None or ready(), words[0], 60)
         assert process.poll() is None, f"{words[0]} ended"
         yield process
     finally:
-        process.terminate()
-        process.wait(30)
+        ended(process)
 
 
 def answers(url: str) -> bool:
@@ -125,7 +127,7 @@ class Replica:
 
     def start(self) -> None:
         words = ("serve", "--model", "dummy:tiny", "--port", str(self.port), "--threads", "1")
-        self.process = spawn(*words, stderr=subprocess.DEVNULL)
+        self.process = spawn(*words, stderr=subprocess.DEVNULL, start_new_session=True)
         eventually(lambda: answers(f"http://127.0.0.1:{self.port}/ready"), "a ready server", 120)
 
     def kill(self) -> None:
@@ -133,9 +135,7 @@ class Replica:
         self.process.wait()
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(30)
+        ended(self.process)
 
 
 def page_of(url: str) -> Path:

@@ -14,16 +14,9 @@ import time
 from pathlib import Path
 
 from benchmarks.contract.client import HOST
+from lab.load.processes import ended, free_ports
 
 _START_S = 20.0
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 class Collector:
@@ -47,7 +40,7 @@ class Collector:
         command += ["--otlp-http-endpoint", f"{HOST}:{self._http}"]
         environment = {key: value for key, value in os.environ.items() if key[:5] != "OTEL_"}
         self._process = subprocess.Popen(
-            command, env=environment, stdout=self._log, stderr=self._log
+            command, env=environment, stdout=self._log, stderr=self._log, start_new_session=True
         )
         deadline_s = time.monotonic() + _START_S
         while not all(map(_listens, (self._grpc, self._http))):
@@ -59,12 +52,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ended(self._process)
         self._log.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,10 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
 from benchmarks.contract.client import HOST
+from lab.load.processes import ended, free_port
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+TOKEN = "shown-to-work-by-a-token"
 VIEWS = {
     "overview": "/",
     "batch": "/batch",
@@ -87,21 +88,20 @@ class Console:
     """`phasescope console` of a server."""
 
     def __init__(self, url: str, debug_key: str | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.log = Path(tempfile.mkstemp(prefix="console-", suffix=".log")[1])
         words = ("console", url, "--port", str(self.port), "--with-parent")
         key = {} if debug_key is None else {"PHASESCOPE_DEBUG_KEY": debug_key}
         self._command = (sys.executable, "-m", "service.cli.main", *words)
-        self._environment = {**os.environ, **key}
+        self._environment = {**os.environ, **key, "PHASESCOPE_CONSOLE_TOKEN": TOKEN}
 
     async def __aenter__(self) -> Console:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stderr=log, stdout=log, env=self._environment
-            )
+                self._command, stdin=subprocess.PIPE, stderr=log, stdout=log,
+                env=self._environment, start_new_session=True,
+            )  # fmt: skip
         try:
             async with asyncio.timeout(_READY_S):
                 while not await self._answers():
@@ -118,8 +118,7 @@ class Console:
         try:
             await asyncio.to_thread(self._process.wait, 30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            await asyncio.to_thread(ended, self._process)
             require(any(error), "the console does not end with its parent")
 
     def said(self) -> str:
@@ -162,8 +161,9 @@ async def tab(
 
 
 async def look(page: Page, url: str) -> None:
-    """Open an address and wait until its page is drawn."""
-    await page.goto(url, timeout=60_000)
+    """Open an address and wait until its page is drawn. Each tab has a jar of its own, so the token
+    is shown each time."""
+    await page.goto(f"{url}{'&' if '?' in url else '?'}token={TOKEN}", timeout=60_000)
     await page.wait_for_selector("main h1", timeout=45_000)
     await page.wait_for_timeout(800)
 

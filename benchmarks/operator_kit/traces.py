@@ -33,9 +33,10 @@ from benchmarks.contract.client import ask, call, completion
 from benchmarks.contract.common import Figure, Server, above, equal, say
 from benchmarks.contract.spans import receiver_module
 from benchmarks.machine import machine
-from benchmarks.operator_kit.collector import Collector, free_ports
+from benchmarks.operator_kit.collector import Collector
 from benchmarks.operator_kit.phoenix import PROJECT, VERSION, Phoenix
 from benchmarks.paired import until_delivered
+from lab.load.processes import free_ports
 
 RESULTS = Path(__file__).parents[1] / "results" / "traces.json"
 WIRES = ("grpc", "http/protobuf")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 from benchmarks.machine import memory_kib
 from benchmarks.peers.layout import HOST, REPOSITORY, Layout, PeerError, last_line, say
 from benchmarks.peers.recipes import Recipe
+from lab.load.processes import ended, free_port, tree_of
 
 READY_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 20.0
@@ -34,9 +34,7 @@ class Server:
         self.recipe, self.budget = recipe, budget
         self.label = recipe.name if budget is None else f"{recipe.name}@{budget}"
         self.log = layout.logs / f"server-{self.label}.log"
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.start = recipe.start(self.port, budget)
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,33 +74,13 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL for whatever is left of its processes."""
-        if self._process is None:
-            return
-        tree = self.tree()
-        self._signal(signal.SIGCONT)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
-        for pid in tree:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-        while any(_lives(pid) for pid in tree) and time.monotonic() < deadline_s:
-            time.sleep(0.02)  # the next servers need their memory
+        if self._process is not None:
+            ended(self._process, _STOP_TIMEOUT_S)
         self._process = None
 
     def tree(self) -> list[int]:
         """The process and all that descend from it, parents first."""
-        if self._process is None:
-            return []
-        found = [self._process.pid]
-        for pid in found:
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    found += [int(child) for child in children.read_text().split()]
-        return found
+        return [] if self._process is None else tree_of(self._process.pid)
 
     def resident_mib(self) -> float:
         """Memory of the whole tree; shared pages count once for each process."""
@@ -145,15 +123,6 @@ class Server:
     def said_model(self) -> str:
         found = httpx.get(f"{self.url}/v1/models", timeout=30).json()
         return str(found["data"][0]["id"])
-
-
-def _lives(pid: int) -> bool:
-    """Whether the process is there and not merely waiting to be reaped by its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 class Fleet:

@@ -1,7 +1,8 @@
 """An OTLP receiver in a process of its own that counts spans and keeps none.
 
 Started by the comparison, so that phasescope is measured with its tracing on and really
-exported. Prints its port; then each line on standard input is answered by the counts so far.
+exported. Prints its port; then each line on standard input is answered: an empty one by the counts
+so far, a list of ids by those of which no trace has come.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -19,13 +21,16 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from benchmarks.peers.layout import HOST, REPOSITORY, PeerError
 
+_REQUEST_ID = "gen_ai.request.id"
+
 
 class Counter(trace_service_pb2_grpc.TraceServiceServicer):
-    """The gRPC service; `traces` counts root spans."""
+    """The gRPC service; `traces` counts root spans, whose requests' ids are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans = self._roots = self._exports = 0
+        self._ids: set[str] = set()
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         spans = [
@@ -34,20 +39,28 @@ class Counter(trace_service_pb2_grpc.TraceServiceServicer):
             for scope in group.scope_spans
             for span in scope.spans
         ]
-        roots = sum(1 for span in spans if not span.parent_span_id)
+        roots = [span for span in spans if not span.parent_span_id]
+        pairs = [(pair.key, pair.value.string_value) for span in roots for pair in span.attributes]
         with self._lock:
             self._spans += len(spans)
-            self._roots += roots
+            self._roots += len(roots)
             self._exports += 1
+            self._ids.update(value for key, value in pairs if key == _REQUEST_ID)
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def counts(self) -> dict[str, int]:
         with self._lock:
             return {"spans": self._spans, "traces": self._roots, "exports": self._exports}
 
+    def missing(self, request_ids: Iterable[str]) -> list[str]:
+        """Those of whose requests no trace has come."""
+        with self._lock:
+            return [one for one in request_ids if one not in self._ids]
+
 
 class SpanReceiver:
-    """`with SpanReceiver() as receiver: receiver.endpoint`, `receiver.counts()`."""
+    """`with SpanReceiver() as receiver: receiver.endpoint`, `receiver.counts()`,
+    `receiver.missing(ids)`."""
 
     def __enter__(self) -> SpanReceiver:
         self._process = subprocess.Popen(
@@ -70,18 +83,26 @@ class SpanReceiver:
         self._process.communicate()
 
     def counts(self) -> dict[str, int]:
+        found: dict[str, int] = self._asked("")
+        return found
+
+    def missing(self, request_ids: Iterable[str]) -> list[str]:
+        """Those of whose requests no trace has come."""
+        found: list[str] = self._asked(json.dumps(sorted(request_ids)))
+        return found
+
+    def _asked(self, line: str) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return self._line()
 
-    def _line(self) -> dict[str, int]:
+    def _line(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise PeerError("the span receiver ended; start the comparison again")
-        found: dict[str, int] = json.loads(line)
-        return found
+        return json.loads(line)
 
 
 def main() -> None:
@@ -93,8 +114,12 @@ def main() -> None:
     port = server.add_insecure_port(f"{HOST}:0")
     server.start()
     print(json.dumps({"port": port}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(counter.counts()), flush=True)
+    for line in sys.stdin:
+        asked = line.strip()
+        print(
+            json.dumps(counter.missing(json.loads(asked)) if asked else counter.counts()),
+            flush=True,
+        )
     server.stop(0)
 
 

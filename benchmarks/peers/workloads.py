@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.peers.layout import Layout
 from benchmarks.peers.recipes import Start
+from benchmarks.samples import least_count
 from lab.load.errors import BenchError
 from lab.load.result import BenchResult, ClassResult, Latency, Progress, Spread
 from lab.load.run import run_bench
@@ -123,10 +124,13 @@ def _figures(load: Load, result: BenchResult) -> dict[str, float | None]:
 
 
 def _latency(name: str, latency: Latency | None) -> dict[str, float | None]:
-    shares = ("p50", "p99", "max")
+    """Without a p99 of too few, which is their maximum."""
+    least = {"p50": 1, "p99": least_count(0.99), "max": 1}
     return {
-        f"{name}_{share}_ms": None if latency is None else getattr(latency, f"{share}_ms")
-        for share in shares
+        f"{name}_{share}_ms": getattr(latency, f"{share}_ms")
+        if latency is not None and latency.count >= count
+        else None
+        for share, count in least.items()
     }
 
 

@@ -53,7 +53,7 @@ _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
 
 def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
     """Run an episode, from the server's start to the sealed label. Raises ConfigError, DidNotStart,
-    and on SIGTERM SystemExit, once every process that it started has ended."""
+    InjectionFailed, and on SIGTERM SystemExit, once every process that it started has ended."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
     if spec.clean:
@@ -150,6 +150,8 @@ class _Episode:
                 record.root = await root_of(server.port)
                 await injection.end(target)
                 record.off_ns = self._clock.now_ns()
+                record.failures += injection.failures
+                record.nices += injection.nices
                 await stage.take_reading(Phase.RECOVERY)
 
             actions: list[tuple[float, TimedAction]] = [
@@ -230,7 +232,7 @@ class _Episode:
         record.on_ns = self._clock.now_ns()
         try:
             async with server:
-                self._say("the server started, although its model is broken")
+                record.failures.append("the server started, although its model is broken")
         except DidNotStart:
             record.exit_code, record.exit_line = server.exit_code, server.last_line()
         finally:

@@ -38,6 +38,31 @@ _BEAT_NS = 250 * _MS
 _PACE_NICE = -10
 _FAR_BYTES, _FAR_PLACES, _FAR_PARTS, _RUNS = 128 << 20, 2_000, 64, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
+STOPPERS = ("stopper", "quota")
+"""Helpers that stop a process, whose id is their first value."""
+
+
+class Stoppable:
+    """A process that is stopped and continued in turns, until `end`: from then on it runs, and no
+    stop comes any more, whichever thread asks for it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._lock, self._is_over = pid, threading.Lock(), False
+
+    def stop(self) -> None:
+        """Raises ProcessLookupError."""
+        with self._lock:
+            if not self._is_over:
+                os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Raises ProcessLookupError."""
+        os.kill(self._pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            self._is_over = True
+            os.kill(self._pid, signal.SIGCONT)
 
 
 def busy() -> None:
@@ -78,15 +103,15 @@ def _work(share: float, work: Callable[[slice], None], count: int) -> None:
             sleep_ns(max(0, _PERIOD_NS - (clock.now_ns() - begin_ns)))
 
 
-def stopper(pid: int, share: float, seed: int) -> None:
+def stopper(victim: Stoppable, share: float, seed: int) -> None:
     """Stop a process for `share` of the time, 20 to 70 ms at a time."""
     draw = np.random.default_rng(seed)
     _renice(-10)
     while True:
         stop_ns = int(draw.integers(*_SLICES_MS)) * _MS
-        os.kill(pid, signal.SIGSTOP)
+        victim.stop()
         sleep_ns(stop_ns)
-        os.kill(pid, signal.SIGCONT)
+        victim.go_on()
         sleep_ns(int(stop_ns * (1 - share) / share))
 
 
@@ -118,7 +143,7 @@ def gather(share: float, period_ms: float, size_mib: int) -> None:
         sleep_ns(max(0, int(period_ms * _MS) - (clock.now_ns() - begin_ns)))
 
 
-def quota(pid: int, share: float, spell_ms: float, period_ms: float) -> None:
+def quota(victim: Stoppable, share: float, spell_ms: float, period_ms: float) -> None:
     """As a CPU quota acts: for a spell in each period, a process is stopped at the end of every
     tenth of a second, for `share` of it."""
     clock = MonotonicClock()
@@ -127,9 +152,9 @@ def quota(pid: int, share: float, spell_ms: float, period_ms: float) -> None:
         begin_ns = clock.now_ns()
         while clock.now_ns() - begin_ns < spell_ms * _MS:
             sleep_ns(int((1 - share) * _QUOTA_NS))
-            os.kill(pid, signal.SIGSTOP)
+            victim.stop()
             sleep_ns(int(share * _QUOTA_NS))
-            os.kill(pid, signal.SIGCONT)
+            victim.go_on()
         sleep_ns(max(0, int(period_ms * _MS) - (clock.now_ns() - begin_ns)))
 
 
@@ -155,11 +180,15 @@ def _cpu_ns(work: Callable[[], object]) -> int:
     return thread_cpu_ns() - begin_ns
 
 
-def _renice(by: int) -> None:
+def _renice(by: int, *, must: bool = False) -> None:
     """Change the nice value relative to the drill's. Where the kernel schedules sessions as groups,
-    the value of the group is what counts against other sessions."""
-    with contextlib.suppress(PermissionError):
+    the value of the group is what counts against other sessions. Where it is refused the helper
+    goes on, and the drill records the value in force; with `must` it raises SystemExit."""
+    try:
         os.nice(by)
+    except PermissionError:
+        if must:
+            raise SystemExit(f"a nice value {by:+} beside the drill's is not permitted") from None
     with contextlib.suppress(OSError, ValueError):
         own = int(_AUTOGROUP.read_text().rpartition(" ")[2])
         _AUTOGROUP.write_text(str(max(-20, min(19, own + by))))
@@ -179,19 +208,20 @@ def main(arguments: list[str]) -> None:
     values = [float(number) for number in numbers]
     # before it shares the core: there it may wait for seconds until it can do so itself
     if what == "busy":
-        _renice(int(values[0]))
+        _renice(int(values[0]), must=True)  # it is the fault's strength
     elif what == "pace":
         _renice(_PACE_NICE)  # or a busy core would leave it seconds without a beat
     if values[-1] >= 0:
         os.sched_setaffinity(0, {int(values[-1])})
 
-    def release() -> None:
-        if what in ("stopper", "quota"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(values[0]), signal.SIGCONT)
-
     if not sys.stdin.buffer.readline():
         return
+    victim = Stoppable(int(values[0])) if what in STOPPERS else None
+
+    def release() -> None:
+        if victim is not None:
+            victim.end()
+
     _end_with_parent(release)
     try:
         match what:
@@ -202,13 +232,15 @@ def main(arguments: list[str]) -> None:
             case "triad":
                 triad(values[0], int(values[1]))
             case "stopper":
-                stopper(int(values[0]), values[1], int(values[2]))
+                assert victim is not None
+                stopper(victim, values[1], int(values[2]))
             case "thief":
                 thief(values[0], values[1])
             case "gather":
                 gather(values[0], values[1], int(values[2]))
             case "quota":
-                quota(int(values[0]), *values[1:4])
+                assert victim is not None
+                quota(victim, *values[1:4])
             case "pace":
                 pace()
             case _:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.drills.collector import Collector
-from lab.drills.outside import Helper, Hooks
+from lab.drills.outside import Helper, Hooks, InjectionFailed, Nice
 from lab.drills.servers import Cores, DrillServer, call
 from lab.drills.traffic import Scene
+
+_FLUSH = "/debug/cache/flush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class InjectionTarget:
 
 
 class Injection:
-    """Acts on a running server. This one does nothing: the traffic is the fault."""
+    """Acts on a running server. This one does nothing: the traffic is the fault. All that acts may
+    raise OSError, InjectionFailed included: then there is no episode."""
 
     async def arm(self, target: InjectionTarget) -> None:
         """Called before the traffic begins: does what takes time."""
@@ -46,6 +49,16 @@ class Injection:
 
     async def end(self, target: InjectionTarget) -> None:
         """Switch the fault off; it is off when this returns. Also called where it was never on."""
+
+    @property
+    def failures(self) -> list[str]:
+        """After the end: why the fault was not what it should have been; empty where it was."""
+        return []
+
+    @property
+    def nices(self) -> list[Nice]:
+        """After the end: priorities of helpers."""
+        return []
 
 
 class HelperInjection(Injection):
@@ -68,6 +81,14 @@ class HelperInjection(Injection):
         for helper in self._helpers:
             await helper.end()
 
+    @property
+    def failures(self) -> list[str]:
+        return [helper.failure for helper in self._helpers if helper.failure is not None]
+
+    @property
+    def nices(self) -> list[Nice]:
+        return [helper.nice for helper in self._helpers if helper.nice is not None]
+
 
 class HookInjection(Injection):
     """An order to the hooks of the engine or the gateway; `first` is one to send beforehand."""
@@ -77,6 +98,7 @@ class HookInjection(Injection):
     ) -> None:
         self._process, self._what, self._first, self._more = process, what, first, more
         self._is_on = False
+        self._not_ended: list[str] = []
 
     def _pid(self, target: InjectionTarget) -> int:
         return target.server.engine_pid if self._process == "engine" else target.server.pid
@@ -92,30 +114,60 @@ class HookInjection(Injection):
     async def end(self, target: InjectionTarget) -> None:
         if self._is_on:
             self._is_on = False
-            with contextlib.suppress(ProcessLookupError, TimeoutError):
+            try:
                 await target.hooks.send(self._pid(target), self._what, off=True)
+            except ProcessLookupError:
+                pass  # an engine that was replaced
+            except TimeoutError as error:
+                self._not_ended.append(f"at its end: {error}")
+
+    @property
+    def failures(self) -> list[str]:
+        return self._not_ended
 
 
 class CacheFlushing(Injection):
-    """The prefix cache is flushed `per_s` times a second."""
+    """The prefix cache is flushed `per_s` times a second. A server that refuses ends the drill; one
+    that does not answer is asked again, and the episode does not count."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._task: asyncio.Task[None] | None = None
+        self._unanswered: list[str] = []
 
     async def begin(self, target: InjectionTarget) -> None:
-        self._task = asyncio.create_task(self._flush(target.server.port))
+        port = target.server.port
+        await self._flush(port)
+        self._task = asyncio.create_task(self._flush_again_and_again(port))
 
     async def end(self, target: InjectionTarget) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, Exception):  # not that it was cancelled
+            raise ended
+
+    @property
+    def failures(self) -> list[str]:
+        count = len(self._unanswered)
+        return [f"{count} flushes failed: {self._unanswered[0]}"] if count else []
+
+    async def _flush_again_and_again(self, port: int) -> None:
+        while True:
+            await asyncio.sleep(1 / self._per_s)
+            try:
+                await self._flush(port)
+            except InjectionFailed:
+                raise
+            except OSError as error:
+                self._unanswered.append(str(error) or type(error).__name__)
 
     async def _flush(self, port: int) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                await call(port, "POST", "/debug/cache/flush")
-            await asyncio.sleep(1 / self._per_s)
+        status, _ = await call(port, "POST", _FLUSH)
+        if status != 200:
+            raise InjectionFailed(f"{_FLUSH}: the server answered {status}")
 
 
 class EngineStop(Injection):

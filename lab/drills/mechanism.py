@@ -87,6 +87,12 @@ class Mechanism:
         seconds, or by the 95th percentile, a hundredth hardly matters."""
         return LONG_LAG_LIMIT_MS if self.series in (TAILS, CHAINS, SOAK) else LAG_LIMIT_MS
 
+    def adds(self, scene: Scene) -> bool:
+        """Whether requests of culprits would not be there without the fault: all others are those
+        of its healthy twin. If not, culprits are usual requests that the fault changes."""
+        others = [request for request in self.traffic(scene) if not request.is_culprit]
+        return others == self.without_fault().traffic(scene)
+
     def without_fault(self) -> Mechanism:
         """Its healthy twin: the same server under the same baseline requests, without the fault."""
         bad = None if self.bad_flags is None else _no_flags

@@ -52,35 +52,38 @@ class Pacer:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """How fast the engine's core was in each second of the traffic: `paces` by second, and the
-    seconds in which the core was `taken` away. An alarm says that something is slower than it was
-    in the stretch that the diagnosis learnt: so the core is compared with that stretch too,
-    `usual_s` long and before the alarm's onset; where less than `_LEAST_USUAL_S` of it are
-    known, with the baseline of the paces."""
+    """How fast the engine's core was in each second of the traffic: `paces` by second (None: not
+    measured), and the seconds in which the core was `taken` away. An alarm says that something is
+    slower than it was in the stretch that the diagnosis learnt: so the core is compared with that
+    stretch too, `usual_s` long and before the alarm's onset; where less than `_LEAST_USUAL_S` of it
+    are known, with the baseline of the paces."""
 
     usual_s: float
-    paces: Sequence[Pace] = ()
+    paces: Sequence[Pace | None] = ()
     taken: Collection[int] = ()
 
     def was_slow(self, onset_s: float, until_s: float) -> bool:
         """Whether the core was slower on average from `onset_s` to `until_s`, in computing or in
-        reading memory, or was taken away for most of the time."""
+        reading memory, or was taken away for most of the time. Seconds that were not measured
+        count for neither; without a measured one it was not slow."""
         seconds = range(int(onset_s), int(until_s) + 1)
         if sum(second in self.taken for second in seconds) > len(seconds) / 2:
             return True
-        return any(now > _SLOW_PACE * was for now, was in zip(*self._means(seconds), strict=True))
-
-    def _means(self, seconds: range) -> tuple[Pace, Pace]:
-        """Of these seconds, and of the stretch before them."""
         first = max(0, seconds.start)
-        before = self.paces[max(0, first - int(self.usual_s)) : first]
+        now = _mean(self._measured(first, seconds.stop))
+        before = self._measured(max(0, first - int(self.usual_s)), first)
         usual = _mean(before) if len(before) >= _LEAST_USUAL_S else _BASELINE
-        return _mean(self.paces[first : seconds.stop]), usual
+        if now is None or usual is None:
+            return False
+        return any(is_now > _SLOW_PACE * was for is_now, was in zip(now, usual, strict=True))
+
+    def _measured(self, begin: int, end: int) -> list[Pace]:
+        return [pace for pace in self.paces[begin:end] if pace is not None]
 
 
-def _mean(paces: Sequence[Pace]) -> Pace:
+def _mean(paces: Sequence[Pace]) -> Pace | None:
     if not paces:
-        return _BASELINE
+        return None
     return fmean(pace[0] for pace in paces), fmean(pace[1] for pace in paces)
 
 
@@ -92,10 +95,10 @@ def read_beats(path: Path) -> list[Beat]:
 
 def paces(
     beats: Iterable[Beat], begin_ns: int, baseline_s: tuple[float, float], end_s: float
-) -> tuple[Pace, ...]:
+) -> tuple[Pace | None, ...]:
     """For each second from `begin_ns` on, by what factor computing and reading memory took longer
     than their baseline: the median of the seconds in `baseline_s`, or of all if there is none.
-    1 for a second without a beat."""
+    None for a second without a beat."""
     seconds: dict[int, list[Beat]] = defaultdict(list)
     for beat in beats:
         seconds[(beat.at_ns - begin_ns) // 1_000_000_000].append(beat)
@@ -106,9 +109,9 @@ def paces(
     compute_ns = median(beat.compute_ns for beat in baseline) or 1
     memory_ns = median(beat.memory_ns for beat in baseline) or 1
 
-    def pace(in_second: Sequence[Beat]) -> Pace:
+    def pace(in_second: Sequence[Beat]) -> Pace | None:
         if not in_second:
-            return _BASELINE
+            return None
         compute, memory = (
             fmean(b.compute_ns for b in in_second),
             fmean(b.memory_ns for b in in_second),

@@ -57,6 +57,8 @@ class Stage:
         """Send what is due in [from_s, until_s), run each action at its time, and wait some seconds
         for open requests. Those that do not end stay open until `close_clients`."""
         mine = [request for request in requests if from_s <= request.at_s < until_s]
+        if from_s < self.phases.reference_at_s:
+            await self.take_reading(Phase.WARM_UP)
         self.begin_ns = self.clock.now_ns() + int((_LEAD_S - from_s) * 1e9)
         tasks = [
             asyncio.create_task(self.poller.run()),

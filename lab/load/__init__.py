@@ -7,4 +7,5 @@ workload/            arrivals, lengths and prompts
 run, sending, http, stream, server     sending requests and reading replies
 accounting, aggregator, result         which requests count, and the figures
 sweep, report, plot, machine, errors   a sweep of loads; views of results
+processes                              servers that a run starts, their ports and their end
 """

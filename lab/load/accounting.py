@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lab.load.aggregator import Aggregator, Ended, Window
 from lab.load.parse import arrivals_text, lengths_text
@@ -10,12 +10,14 @@ from lab.load.result import ClassResult, ErrorKind
 from lab.load.spec import BenchSpec, Slo, Trace
 from lab.load.stream import Reply
 
+OnEnded = Callable[[Ended], None]
+
 
 class Accounting:
     """Owns all counts of a run. `interrupted` is set once, by the first SIGINT."""
 
-    def __init__(self, spec: BenchSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: BenchSpec, on_ended: OnEnded | None = None) -> None:
+        self._spec, self._on_ended = spec, on_ended
         self.window = Window()
         self._aggregators = [Aggregator(self.window) for _ in spec.classes]
         self._total = Aggregator(self.window)
@@ -54,6 +56,8 @@ class Accounting:
         slo = self._spec.classes[class_index].slo
         self._aggregators[class_index].add(ended, slo)
         self._total.add(ended, slo)
+        if self._on_ended is not None:
+            self._on_ended(ended)
 
     def is_interrupted(self, reply: Reply) -> bool:
         """Whether a request has no reply because of the SIGINT."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lab.load.accounting import Accounting
+from lab.load.accounting import Accounting, OnEnded
 from lab.load.http import Pool, parse_url
 from lab.load.machine import this_machine
 from lab.load.result import BenchResult, Progress
@@ -27,16 +27,20 @@ OnProgress = Callable[[Progress], None]
 
 
 def run_bench(
-    spec: BenchSpec, on_progress: OnProgress | None = None, clock: Clock | None = None
+    spec: BenchSpec,
+    on_progress: OnProgress | None = None,
+    clock: Clock | None = None,
+    on_ended: OnEnded | None = None,
 ) -> BenchResult:
-    """Run to the end, or to the first SIGINT, and return what was measured.
+    """Run to the end, or to the first SIGINT, and return what was measured. `on_ended` is told each
+    request of the run as it ends.
 
     Raises ConfigError for a spec that cannot be run and BenchError when the server cannot be
     measured at all; requests that fail are part of the result.
     """
     validate(spec)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_bench(spec, on_progress, clock or MonotonicClock()))
+        return runner.run(_bench(spec, on_progress, clock or MonotonicClock(), on_ended))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -49,12 +53,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _bench(spec: BenchSpec, on_progress: OnProgress | None, clock: Clock) -> BenchResult:
+async def _bench(
+    spec: BenchSpec, on_progress: OnProgress | None, clock: Clock, on_ended: OnEnded | None
+) -> BenchResult:
     pool = Pool(parse_url(spec.url), clock)
     began_unix_s = unix_seconds()
     try:
         ready = await prepare(spec, pool, clock)
-        accounting = Accounting(spec)
+        accounting = Accounting(spec, on_ended)
         sender = Sender(spec, ready, pool, clock, accounting)
         await _load(spec, sender, accounting, clock, on_progress)
         return _result(spec, ready, accounting, sender, pool, began_unix_s)

@@ -61,7 +61,7 @@ class Reply:
 
     __slots__ = (
         "_finish_ns", "_rest", "begun_ns", "chunk_ns", "done", "end_ns", "error_kind", "error_text",
-        "finish_reason", "intended_ns", "retry_after_s", "server", "status", "usage",
+        "finish_reason", "intended_ns", "request_id", "retry_after_s", "server", "status", "usage",
     )  # fmt: skip
 
     def __init__(self, intended_ns: int, begun_ns: int) -> None:
@@ -71,6 +71,7 @@ class Reply:
         self.status = 0
         self.retry_after_s: float | None = None
         self.server = ""
+        self.request_id = ""
         self.chunk_ns: list[int] = []
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
@@ -109,6 +110,8 @@ class Reply:
                 self.retry_after_s = None
         elif name == b"server":
             self.server = value.decode("latin-1")
+        elif name == b"x-request-id":
+            self.request_id = value.decode("latin-1")
 
     def on_body(self, body: bytes, now_ns: int) -> None:
         self.end_ns = now_ns

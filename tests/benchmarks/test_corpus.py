@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnosis.again import judged_again, turns_of
+from benchmarks.diagnosis.again import harmed_again, judged_again, turns_of
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.identity import replayed
 from benchmarks.diagnosis.records import RECORDS, SLO_FILE, SUFFIX, folder_of, results_beside
@@ -49,5 +49,17 @@ def test_an_episode_is_judged_by_the_slo_that_is_kept_with_it(tmp_path: Path) ->
     assert says_missed()
 
 
+def test_the_first_harm_of_a_record_is_found_again_within_its_fault() -> None:
+    """Of an overload by longer outputs: its own requests are those that it makes late."""
+    name = "queue_overload-longer_outputs-2000"
+    (kept,) = (one for one in KEPT if one.episode.name == name)
+    found = harmed_again((kept, RECORDS))
+
+    assert found is not None
+    assert found.episode.first_harmed_s == pytest.approx(44.97, abs=0.01)
+    assert found.again is kept.again
+
+
 def test_an_episode_without_a_record_is_passed_over() -> None:
     assert judged_again((KEPT[0], RECORDS / "nowhere")) is None
+    assert harmed_again((KEPT[0], RECORDS / "nowhere")) is None

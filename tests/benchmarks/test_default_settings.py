@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from benchmarks.default_settings.acceptance import RESULTS, Results
 from benchmarks.default_settings.acceptance import figures as judged
@@ -16,15 +18,20 @@ from benchmarks.default_settings.plan import (
 )
 from benchmarks.default_settings.rounds import GROUP
 from benchmarks.default_settings.tables import TABLES
+from benchmarks.peers.span_counter import Counter
 
 
-def cell(load: str, server: str, number: int = 1, **values: float | None) -> dict[str, Any]:
+def cell(load: str, server: str, number: int = 1, **values: Any) -> dict[str, Any]:
     where = {"group": GROUP, "load": load, "repetition": number, "server": server}
     return {**where, "figures": values, "checks": {"problems": []}, "at": "2026-11-25 10:00:00"}
 
 
 def lines(cells: list[dict[str, Any]]) -> dict[str, bool]:
-    return {figure.name: figure.holds for figure in judged({"cells": cells})}
+    return lines_of({"cells": cells})
+
+
+def lines_of(data: dict[str, Any]) -> dict[str, bool]:
+    return {figure.name: figure.holds for figure in judged(data)}
 
 
 def mixed(server: str, itl_ms: float, ttft_ms: float, rate: float = 100.0) -> dict[str, Any]:
@@ -117,12 +124,58 @@ def test_an_old_default_that_kept_its_promise_or_never_did_is_compared_as_can_be
 
 def test_tenants_and_voice_have_their_lines() -> None:
     cells = [
-        cell("tenants", DEFAULT, ttft_p95_ms=240.0, alone_ttft_p95_ms=100.0),
+        cell("tenants", DEFAULT, ttft_ms=[240.0] * 20, alone_ttft_ms=[100.0] * 20),
         cell("voice", DEFAULT, counted=40, in_time=39, good=39, batch_tokens_per_s=350.0),
         cell("voice", ONE_CLASS, counted=40, in_time=20, good=20, batch_tokens_per_s=400.0),
     ]
 
     assert list(lines(cells).values()) == [True, True, False]
+
+
+def test_a_p95_of_nine_requests_is_not_a_figure() -> None:
+    """It is their longest. Those of all rounds together are enough, and what a round of before
+    says of its nine is shown as what it is."""
+    nine = [100.0] * 8 + [900.0]
+    rounds = [cell("tenants", DEFAULT, n, ttft_ms=nine, alone_ttft_ms=nine[:8]) for n in (1, 2, 3)]
+    old = cell(
+        "tenants", DEFAULT, requests=9, ttft_p95_ms=900.0, alone_requests=8, alone_ttft_p95_ms=100.0
+    )
+
+    (alone,) = judged({"cells": rounds[:1]})
+    (pooled,) = judged({"cells": rounds})
+    (before,) = judged({"cells": [old]})
+
+    assert (alone.value, alone.holds) == (None, False)
+    assert (pooled.value, pooled.holds) == (9.0, False)
+    assert (before.value, before.holds) == (None, False)
+    assert "900 (900 to 900), longest of 9 a round" in TABLES["tenants"]({"cells": [old]})
+    assert "900, p95 of 27" in TABLES["tenants"]({"cells": rounds})
+
+
+def test_traces_of_other_requests_are_not_those_of_the_replies() -> None:
+    """Probes and warm-ups have traces too: each reply is looked for by its own id."""
+    counter, export = Counter(), ExportTraceServiceRequest()
+    spans = export.resource_spans.add().scope_spans.add().spans
+    for name, parent in (("probe", b""), ("warm-up", b""), ("a", b""), ("b", b"12345678")):
+        value = AnyValue(string_value=name)
+        spans.add(
+            parent_span_id=parent, attributes=[KeyValue(key="gen_ai.request.id", value=value)]
+        )
+    counter.Export(export, None)
+
+    assert counter.counts()["traces"] == 3
+    assert counter.missing(["a", "b"]) == ["b"]
+
+
+def test_a_reply_without_its_trace_does_not_hold() -> None:
+    """Files of before only counted traces, which cannot be judged."""
+    known = {"cells": [], "traces": {"1": {"replies": 5, "missing": 0}}}
+
+    assert lines_of(known) == {"replies of ours without their trace": True}
+    known["traces"] = {"1": {"replies": 5, "missing": 1}}
+    assert lines_of(known) == {"replies of ours without their trace": False}
+    known["traces"] = {"1": {"replies": 105, "traces": 173}}
+    assert lines_of(known) == {}
 
 
 def example() -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_only_leaves_the_default_in_and_an_unknown_load_is_refused() -> None:
 def test_a_round_with_a_cell_missing_is_measured_whole_and_what_is_once_is_once(
     tmp_path: Path,
 ) -> None:
-    def nothing(*_: object) -> dict[str, float | None]:
+    def nothing(*_: object) -> figures.Figures:
         return {}
 
     test = Trial("mix", (DEFAULT, "vllm"), 1.0, nothing)

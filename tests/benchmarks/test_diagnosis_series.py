@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.diagnosis.chains.scoring import came_about, is_right, stood_longest
+from benchmarks.diagnosis.actions import answered
+from benchmarks.diagnosis.chains.scoring import ChainRow, came_about, is_right, stood_longest
+from benchmarks.diagnosis.chains.scoring import acceptance as chains_held
 from benchmarks.diagnosis.chains.scoring import row_of as chain_row
 from benchmarks.diagnosis.cost.__main__ import LOADS
 from benchmarks.diagnosis.cost.journal import pieces, timing_of
@@ -19,6 +21,7 @@ from benchmarks.diagnosis.tails.figures import Figure, nth
 from benchmarks.diagnosis.tails.intensities import TailRecord
 from benchmarks.diagnosis.tails.scoring import TailRow, acceptance, by_class, held_share, row_of
 from lab.drills.calibration.probe import Calibration
+from lab.drills.client import Sent
 from lab.drills.harm import HarmMeasure, Level, Reached
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import EpisodeResult
@@ -85,14 +88,24 @@ def kept(turns: list[VerdictChange], *, value: float = 2.0, **more: object) -> K
 def test_held_is_the_share_of_the_fault_after_the_name() -> None:
     """Cut to the fault on both sides; what is never named is not held."""
     turns = [
-        said(0, None), said(18, "host_stall"), said(25, None), said(30, "host_stall"),
+        said(0, None), said(25, "throttled"), said(30, "host_stall"),
         said(50, "queue_overload"), said(55, "host_stall"), said(65, None),
     ]  # fmt: skip
 
-    assert held_share(turns, "host_stall", 20, 60) == (20, pytest.approx(30 / 40))
-    assert held_share(turns[2:], "host_stall", 20, 60) == (30, pytest.approx(25 / 30))
+    assert held_share(turns, "host_stall", 20, 60) == (30, pytest.approx(25 / 30))
+    assert held_share(turns, "host_stall", 20, 40) == (30, 1.0)
     assert held_share(turns, "kv_thrash", 20, 60) == (None, 0.0)
     assert held_share([], "kv_thrash", 20, 60) == (None, 0.0)
+
+
+def test_a_class_that_was_named_before_the_onset_is_not_named_by_it() -> None:
+    """Not while it stands, whatever else changes; what is said anew in the fault is about it."""
+    before = [said(0, None), said(18, "host_stall"), said(22, "host_stall", "host_stall", "x")]
+    anew = [*before, said(25, None), said(30, "host_stall")]
+
+    assert held_share(before, "host_stall", 20, 60) == (None, 0.0)
+    assert held_share(anew, "host_stall", 20, 60) == (30, 1.0)
+    assert row_of(kept(before)).to_name_s is None
 
 
 def test_an_episode_is_named_from_its_first_harm_and_counts_at_its_level_only() -> None:
@@ -169,10 +182,10 @@ def test_the_chain_that_stood_longest_is_the_answer() -> None:
     assert stood_longest([], 0, 60) == ()
 
 
-def gauges(**fault: float) -> Gauges:
+def gauges(begin_s: int = 20, end_s: int = 60, **fault: float) -> Gauges:
     usual = dict.fromkeys(GAUGES, 0.0)
-    found = [tuple({**usual, **(fault if 20 <= at < 60 else {})}.values()) for at in range(70)]
-    return Gauges(begin_ns=0, rows=tuple(found))
+    spans = [fault if begin_s <= at < end_s else {} for at in range(70)]
+    return Gauges(begin_ns=0, rows=tuple(tuple({**usual, **more}.values()) for more in spans))
 
 
 def test_an_episode_counts_only_if_the_links_of_its_chain_came_about() -> None:
@@ -186,6 +199,57 @@ def test_an_episode_counts_only_if_the_links_of_its_chain_came_about() -> None:
     assert came_about("kv_thrash", episode, gauges(preemptions=1.0))
     assert not came_about("kv_thrash", episode, gauges())
     assert not came_about("kv_thrash", episode, None)
+
+
+def test_a_cache_that_was_full_before_the_fault_too_did_not_become_so_by_it() -> None:
+    """Nor one that was full for a second."""
+    episode = kept([said(0, None)]).episode
+    full = {"waiting": 1.0, "kv_used": 0.95}
+
+    assert came_about("kv_exhaustion", episode, gauges(30, 35, **full))
+    assert not came_about("kv_exhaustion", episode, gauges(30, 31, **full))
+    assert not came_about("kv_exhaustion", episode, gauges(0, 60, **full))
+
+
+def test_nineteen_chains_that_count_need_sixteen_right() -> None:
+    """As large a part of them as of ten, and no fewer than ten."""
+    one = ChainRow(
+        name="", date="", cpu="", truth=("a", "b"), answer=("a", "b"), right=True,
+        first_right=True, why_not=[],
+    )  # fmt: skip
+    wrong = msgspec.structs.replace(one, right=False)
+    left_out = msgspec.structs.replace(one, why_not=["b did not come about"])
+
+    def holds(*rows: ChainRow) -> list[bool]:
+        return [figure.holds for figure in chains_held(rows)]
+
+    assert holds(*[one] * 16, *[wrong] * 3, left_out) == [True, True]
+    assert holds(*[one] * 15, *[wrong] * 4, left_out) == [True, False]
+    assert holds(*[one] * 8, *[wrong] * 2) == [True, True]
+    assert holds(*[one] * 9, *[left_out] * 9) == [False, True]
+
+
+# --- actions -------------------------------------------------------------------------------
+
+
+def test_what_was_not_answered_in_its_span_counts_on_no_side_of_an_action() -> None:
+    """Else the slow ones would be left out before it, and counted after it."""
+    episode = kept([said(0, None)]).episode
+
+    def sent(due_s: float, end_s: float | None, **more: bool) -> Sent:
+        end_ns = None if end_s is None else int(end_s * SECOND)
+        return Sent(
+            request_id=f"{due_s}", tenant="red", due_ns=int(due_s * SECOND), end_ns=end_ns,
+            is_culprit=more.get("is_culprit", False),
+        )  # fmt: skip
+
+    log = [
+        sent(19, 21), sent(21, 22), sent(22, 61), sent(23, None), sent(24, 25, is_culprit=True),
+        sent(61, 62), sent(68, 71),
+    ]  # fmt: skip
+
+    assert [one.request_id for one in answered(episode, log, 20, 60)] == ["21"]
+    assert [one.request_id for one in answered(episode, log, 60, 70)] == ["61"]
 
 
 def test_a_row_of_a_chain_says_what_was_done_and_said() -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from benchmarks.autopilot.running import Decided
 from benchmarks.autopilot.scoring import Harm, harms_of
-from benchmarks.diagnosis.soak.__main__ import decisions_of, read_report, write_report
+from benchmarks.diagnosis.soak.__main__ import (
+    OUT,
+    decisions_of,
+    main,
+    read_report,
+    refuse_other_code,
+    write_report,
+)
 from benchmarks.diagnosis.soak.plan import segments
 from benchmarks.diagnosis.soak.scoring import (
     SegmentResult,
@@ -24,6 +31,7 @@ from benchmarks.promised import Slo
 from lab.drills.client import Sent
 from lab.drills.pace import MachineSpeed
 from lab.drills.watch import VerdictChange
+from service.config.settings import ConfigError
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import AutopilotDecision, AutopilotReason
@@ -50,6 +58,7 @@ def test_segments_take_turns_through_all_patterns_and_loads() -> None:
     assert sum(one.phases.end_s - one.phases.reference_at_s for one in found) > 3 * 3600
     assert segments(1, 20.0)[0].phases.end_s == pytest.approx(20)
     assert segments(1, 20.0)[0].phases.fault_s > 0
+    assert [one.seed for one in segments(3, 900.0, 9800)] == [9800, 9801, 9802]
 
 
 def test_an_alarm_lasts_until_the_next_calm_word() -> None:
@@ -158,6 +167,27 @@ def test_the_soak_goes_on_with_its_report_on_any_machine(tmp_path: Path) -> None
     assert read_report(path) == []
     write_report(path, found)
     assert read_report(path) == found[::-1]
+
+
+def test_a_report_of_another_version_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor one of a version that is not known, though it can be read: nothing is run, and nothing is
+    lost."""
+    path = tmp_path / "soak.json"
+    write_report(path, [segment("steady", code="0123456789ab")])
+    before = path.read_bytes()
+    words = ["soak", "--out", str(path), "--work", str(tmp_path), "--segments", "1"]
+    monkeypatch.setattr("sys.argv", words)
+
+    with pytest.raises(SystemExit):
+        main()
+    assert "0123456789ab" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    refuse_other_code([segment("steady", code="this")], "this")
+    with pytest.raises(ConfigError, match="unknown"):
+        refuse_other_code([segment("steady")], "this")
+    assert read_report(OUT)
 
 
 def test_what_the_autopilot_did_is_read_from_the_record(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ class _Episode:
                 record.root = await root_of(sidecar.port)
                 await injection.end(target)
                 record.off_ns = self._clock.now_ns()
+                record.failures += injection.failures
+                record.nices += injection.nices
                 await stage.take_reading(Phase.RECOVERY)
 
             phases = scene.phases

@@ -13,16 +13,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from benchmarks.diagnosis.answers import said
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.gauges import GAUGES, Gauges
-from benchmarks.diagnosis.score import said
 from benchmarks.diagnosis.tails.figures import Figure
 from lab.drills.outcome.result import EpisodeResult
 from lab.drills.registry import find
 from lab.drills.watch import VerdictChange
 
 LEAST_RIGHT, COMPOUNDS = 8, 10
+"""So many of so many that count, and of more as large a part."""
 _FULL = 0.9  # of the cache
+_LONG_FULL = 0.1  # of the seconds, above the reference: so long the cache is full while some wait
 _QUEUE = 1.0  # requests that wait in the second half of the fault, above the reference
 
 Chain = tuple[str, ...]
@@ -99,8 +101,7 @@ def came_about(link: str, episode: EpisodeResult, gauges: Gauges | None) -> bool
         case "queue_overload":
             return _mean(late, "waiting") >= _QUEUE + _mean(before, "waiting")
         case "kv_exhaustion":
-            used, waiting = GAUGES.index("kv_used"), GAUGES.index("waiting")
-            return any(row[used] >= _FULL and row[waiting] > 0 for row in fault)
+            return _full(fault) >= _LONG_FULL + _full(before)
         case "kv_thrash":
             return _mean(fault, "preemptions") > _mean(before, "preemptions")
         case _:
@@ -112,10 +113,17 @@ def _mean(rows: Sequence[tuple[float, ...]], gauge: str) -> float:
     return sum(row[place] for row in rows) / len(rows) if rows else 0.0
 
 
+def _full(rows: Sequence[tuple[float, ...]]) -> float:
+    """The share of seconds in which the cache was full and a request waited."""
+    used, waiting = GAUGES.index("kv_used"), GAUGES.index("waiting")
+    full = sum(row[used] >= _FULL and row[waiting] > 0 for row in rows)
+    return full / len(rows) if rows else 0.0
+
+
 def acceptance(rows: Sequence[ChainRow]) -> list[Figure]:
     counted = [one for one in rows if not one.why_not]
     right = sum(one.right for one in counted)
     return [
         Figure("compounds that count", len(counted), COMPOUNDS, True),
-        Figure("chains right", right, LEAST_RIGHT * max(1, len(counted) // COMPOUNDS), True),
+        Figure("chains right", right, -(-LEAST_RIGHT * len(counted) // COMPOUNDS), True),
     ]

@@ -11,23 +11,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
 import msgspec
 
+from benchmarks.gateway_scale.streams import Counts, Streams
+from benchmarks.samples import NotMeasured
 from benchmarks.starter import Started, serving
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 STEADY_BLOCKS = 3
 SWITCH_S = 2.5  # until the folds have seen the switch
+LEAST_FACTS, LEAST_TOKENS = 100, 10  # of the steady stretch; tokens of each stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,36 +116,33 @@ def _usage(block: Block) -> float:
     return block.gateway_cpu_s / block.seconds
 
 
-@contextlib.contextmanager
-def clients(port: int, load: Load, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """The streams, in a process of their own."""
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "benchmarks.gateway_scale.client", str(port),
-            "--streams", str(load.streams), "--output", str(load.output),
-            "--seconds", str(seconds),
-        ],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+def require_load(load: Load, got: Counts, status: int | None, steady: Block) -> None:
+    """Raises NotMeasured when the stretch had not the load that it is of: its cost would be next to
+    nothing."""
+    if status is not None:
+        raise NotMeasured(f"{load.name}: the clients ended with {status}")
+    if got.errors:
+        raise NotMeasured(f"{load.name}: {got.errors} streams failed")
+    if got.tokens < LEAST_TOKENS * load.streams:
+        raise NotMeasured(f"{load.name}: {got.tokens} tokens for {load.streams} streams")
+    if steady.facts < LEAST_FACTS:
+        raise NotMeasured(f"{load.name}: the folds got {steady.facts} facts")
 
 
 def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
             journal: Path) -> LiveCost:  # fmt: skip
-    """Run the server and the streams; its journal is saved to `journal` while they still run."""
+    """Run the server and the streams; its journal is saved to `journal` while they still run.
+    Raises NotMeasured when they did not."""
     blocks: list[Block] = []
     total_s = warm_s + (2 * pairs + STEADY_BLOCKS + 1) * (block_s + SWITCH_S) + 60
     with (
         serving(*load.flags, environment=load.environment(folder), checkout=REPOSITORY) as server,
-        clients(server.port, load, total_s),
+        Streams(server.port, load.streams, load.output, total_s, folder) as streams,
     ):
         time.sleep(warm_s)
-        before = _sums(folder)
+        before, at_first = _sums(folder), streams.counts
         steady = _block(server, folder, True, STEADY_BLOCKS * block_s)
+        require_load(load, streams.counts - at_first, streams.status, steady)
         after = _sums(folder)
         spent = {name: after[name]["cpu_ns"] - before[name]["cpu_ns"] for name in before}
         share = steady.fold_cpu_s / steady.seconds / max(1, sum(spent.values()))
@@ -157,6 +154,7 @@ def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
         time.sleep(block_s)
         with urllib.request.urlopen(f"{server.url}/debug/journal", timeout=60) as answer:
             journal.write_bytes(answer.read())
+        require_load(load, streams.counts - at_first, streams.status, steady)
     return summed(load, folds, steady, blocks)
 
 

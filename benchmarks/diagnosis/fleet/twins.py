@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -73,11 +74,16 @@ def build(name: str, seed: int, mechanism: str | None = None) -> FleetTwin:
 def row_of(name: str, mechanism: str, seed: int) -> Row:
     """Build a twin, feed it, and judge what was said."""
     twin = build(name, seed, mechanism)
+    return judged(name, mechanism, twin, moments(twin))
+
+
+def judged(name: str, mechanism: str, twin: FleetTwin, found: Sequence[Moment]) -> Row:
+    """By every verdict on the twin."""
     said: Counter[str] = Counter()
     alarmed: Counter[str] = Counter()
     culprits: Counter[bool] = Counter()
     detected_s: float | None = None
-    for moment in moments(twin):
+    for moment in found:
         faults = moment.verdict.faults
         if not faults:
             continue
@@ -86,7 +92,8 @@ def row_of(name: str, mechanism: str, seed: int) -> Row:
             said[first] += 1
             if first == name:
                 assert twin.onset_ns is not None
-                detected_s = detected_s or round((moment.at_ns - twin.onset_ns) / 1e9, 2)
+                if detected_s is None:
+                    detected_s = round((moment.at_ns - twin.onset_ns) / 1e9, 2)
                 engines = [one for one in faults[0].culprits if not one.startswith(PREFIX)]
                 culprits[bool(engines) and engines[0] in twin.culprits] += 1
         elif not _is_fading(twin, moment.at_ns):
@@ -94,7 +101,7 @@ def row_of(name: str, mechanism: str, seed: int) -> Row:
     return Row(
         name=name,
         mechanism=mechanism,
-        seed=seed,
+        seed=twin.seed,
         named=said.most_common(1)[0][0] if said else "",
         said=dict(said),
         detected_s=detected_s,

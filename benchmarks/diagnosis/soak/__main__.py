@@ -1,15 +1,17 @@
 """Three hours of healthy traffic on real servers: how many false alarms, and how long are they?
 Does the autopilot leave them alone?
 
-    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--most N] [--minutes 15]
-        [--scale 1] [--work FOLDER] [--out FILE] [--again] [--fresh]
+    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--first 9900] [--most N]
+        [--minutes 15] [--scale 1] [--work FOLDER] [--out FILE] [--again] [--fresh] [--mixed]
 
 Every segment is a server of its own with an automatic step budget and `--autopilot act`, under
 Poisson traffic, bursts (MMPP) or a daily ramp, from 0.2 to 0.85 of its measured capacity. What the
 class is promised is measured first on each machine, because a server that misses its SLO is not
 healthy: 1.5 times what the slowest hundredth of the requests sees at 0.85 of capacity. The report
 has each segment at once, and the same command goes on with those that are missing, on this machine
-or another; `--most N` runs so many, `--again` runs those anew that do not count, `--fresh` all.
+or another; `--most N` runs so many, `--again` runs those anew that do not count, `--fresh` all. A
+report with segments of other code, or of code that was not recorded, is gone on with only by
+`--mixed`.
 `--scale 0.02` tries it in short, with a report in `--work`. The exit status is 1 when a figure does
 not hold.
 """
@@ -30,7 +32,7 @@ from benchmarks.diagnosis.episodes import Kept, say, work_folder
 from benchmarks.diagnosis.gauges import gauges_of_file
 from benchmarks.diagnosis.records import RECORDS, read_clients
 from benchmarks.diagnosis.score import machine_speed
-from benchmarks.diagnosis.soak.plan import Segment, segments
+from benchmarks.diagnosis.soak.plan import FIRST_SEED, Segment, segments
 from benchmarks.diagnosis.soak.scoring import (
     SegmentResult,
     alarms_in,
@@ -38,6 +40,7 @@ from benchmarks.diagnosis.soak.scoring import (
     unsure_s,
     with_reason,
 )
+from benchmarks.diagnosis.version import code_digest
 from benchmarks.machine import machine
 from benchmarks.promised import Slo
 from lab.drills.client import Sent
@@ -101,7 +104,9 @@ def _spec(
     )
 
 
-def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> SegmentResult:
+def run_segment(
+    segment: Segment, work: Path, slo: Slo, model: str | None, code: str
+) -> SegmentResult:
     spec = _spec(segment.pattern, segment.load, segment.seed, segment.phases, work, model)
     episode = run_episode(spec, say)
     date = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -129,6 +134,7 @@ def run_segment(segment: Segment, work: Path, slo: Slo, model: str | None) -> Se
         decisions=decisions,
         harms=harms_of(decisions, log, episode.begin_ns, slo),
         discarded=list(episode.discarded),
+        code=code,
     )
 
 
@@ -156,6 +162,16 @@ def read_report(path: Path) -> list[SegmentResult]:
     return msgspec.convert(msgspec.json.decode(path.read_bytes())["segments"], list[SegmentResult])
 
 
+def refuse_other_code(found: Iterable[SegmentResult], code: str) -> None:
+    """Raises ConfigError where a segment is of other code, or it is not known of which."""
+    others = sorted({one.code or "unknown" for one in found if one.code != code})
+    if others:
+        raise ConfigError(
+            f"it has segments of the code {', '.join(others)}, and this is {code}: give another "
+            "--out, or --fresh, or --mixed to sum up both"
+        )
+
+
 def write_report(path: Path, results: Iterable[SegmentResult]) -> None:
     results = sorted(results, key=lambda one: one.seed)
     held = [{**msgspec.to_builtins(one), "holds": one.holds} for one in figures(results)]
@@ -168,6 +184,7 @@ def write_report(path: Path, results: Iterable[SegmentResult]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--segments", type=int, default=13)
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="run at most so many now")
     parser.add_argument("--minutes", type=float, default=15.0, help="of each segment")
     parser.add_argument("--scale", type=float, default=1.0, help="of the lengths, to try it")
@@ -176,27 +193,34 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the report (default: below benchmarks/results)")
     parser.add_argument("--again", action="store_true", help="run those anew that do not count")
     parser.add_argument("--fresh", action="store_true", help="run all anew")
+    parser.add_argument("--mixed", action="store_true", help="go on with segments of other code")
     args = parser.parse_args()
     work = args.work or work_folder("soak" if args.scale == 1 else f"soak-{args.scale:g}")
     work.mkdir(parents=True, exist_ok=True)
     out = args.out or (OUT if args.scale == 1 else work / OUT.name)
+    code = code_digest()
     try:
-        known = {} if args.fresh else {one.seed: one for one in read_report(out)}
+        found = [] if args.fresh else read_report(out)
+        if not args.mixed:
+            refuse_other_code(found, code)
     except (KeyError, msgspec.MsgspecError) as error:
         parser.error(f"{out} is no report of this version ({error}): give another, or --fresh")
+    except ConfigError as error:
+        parser.error(f"{out}: {error}")
+    known = {one.seed: one for one in found}
     slo = promise(list(known.values()), work, args.scale, args.model)
     (work / "slo.toml").write_text(slo.as_toml())
-    planned = segments(args.segments, 60 * args.minutes * args.scale)
+    planned = segments(args.segments, 60 * args.minutes * args.scale, args.first)
     failed, missing = 0, [one for one in planned if _is_missing(known.get(one.seed), args.again)]
     for segment in missing[: args.most]:
         print(f"{segment.number + 1}/{len(planned)} {segment.pattern} at {segment.load:g}")
         try:
-            known[segment.seed] = found = run_segment(segment, work, slo, args.model)
+            known[segment.seed] = done = run_segment(segment, work, slo, args.model, code)
         except (DidNotStart, JournalError, OSError) as error:
             failed += 1
             say(f"failed: {error}")
             continue
-        say(found.line())
+        say(done.line())
         write_report(out, known.values())
     held = figures(list(known.values()))
     print("\n".join(figure.line() for figure in held))

@@ -25,10 +25,11 @@ class Segment:
     pattern: str
     load: float
     seconds: float
+    first_seed: int = FIRST_SEED
 
     @property
     def seed(self) -> int:
-        return FIRST_SEED + self.number
+        return self.first_seed + self.number
 
     @property
     def phases(self) -> Phases:
@@ -42,7 +43,7 @@ class Segment:
         )
 
 
-def segments(count: int, seconds: float) -> list[Segment]:
+def segments(count: int, seconds: float, first_seed: int = FIRST_SEED) -> list[Segment]:
     """The first `count`, every pattern before any twice."""
-    chosen = islice(cycle(_PATTERNS), count)
-    return [Segment(n, pattern, load, seconds) for n, (pattern, load) in enumerate(chosen)]
+    chosen = enumerate(islice(cycle(_PATTERNS), count))
+    return [Segment(n, pattern, load, seconds, first_seed) for n, (pattern, load) in chosen]

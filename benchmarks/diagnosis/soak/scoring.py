@@ -45,7 +45,8 @@ class SoakAlarm(msgspec.Struct, frozen=True, kw_only=True):
 class SegmentResult(msgspec.Struct, frozen=True, kw_only=True):
     """One segment. `good` is the share of requests that met the SLO by the clients' log, `unsure_s`
     how long the verdict was that it cannot be told, `harms` the changes by the autopilot after
-    which a minute's requests were worse. `discarded`: it does not count, and why."""
+    which a minute's requests were worse. `discarded`: it does not count, and why. `code` is the
+    digest of the code that decided (`version`), empty where it was not recorded."""
 
     name: str
     date: str
@@ -63,6 +64,7 @@ class SegmentResult(msgspec.Struct, frozen=True, kw_only=True):
     decisions: list[Decided]
     harms: list[Harm]
     discarded: list[str]
+    code: str = ""
 
     def line(self) -> str:
         named = [f"{', '.join(one.named)} for {one.length_s:.1f} s" for one in self.alarms]

@@ -2,8 +2,9 @@
 
 An episode is *named* when its class stands first, from the first harmed request on; *held* is the
 share of the rest of the fault for which it then stands first; *right* is the answer that stood
-longest in the second half of the fault. Named counts before the first harm too, as 0 seconds. A
-fault that is never named counts as named later than all others, and is not held at all.
+longest in the second half of the fault. Named counts before the first harm too, as 0 seconds, but
+not what stood before the onset. A fault that is never named counts as named later than all others,
+and is not held at all.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from benchmarks.diagnosis.answers import first_named, spans
 from benchmarks.diagnosis.episodes import Kept
-from benchmarks.diagnosis.score import judge, machine_speed, said
+from benchmarks.diagnosis.score import harmed_s, judge, machine_speed
 from benchmarks.diagnosis.tails.figures import Figure, nth
 from lab.drills.harm import Level
 from lab.drills.watch import VerdictChange
@@ -46,20 +48,14 @@ class TailRow(msgspec.Struct, frozen=True, kw_only=True):
 def held_share(
     turns: Sequence[VerdictChange], truth: str, on_s: float, off_s: float
 ) -> tuple[float | None, float]:
-    """When the class first stood first after the onset, and its share of the time from there to the
-    end of the fault."""
-    first_s: float | None = None
-    held_s = 0.0
-    ends_s = [turn.at_s for turn in turns[1:]] + [off_s]
-    for turn, turn_end_s in zip(turns, ends_s, strict=False):
-        begin_s, end_s = max(turn.at_s, on_s), min(turn_end_s, off_s)
-        if said(turn) != truth or end_s <= begin_s:
-            continue
-        first_s = begin_s if first_s is None else first_s
-        held_s += end_s - begin_s
-    if first_s is None:
+    """When the class came to stand first after the onset, and its share of the time from there to
+    the end of the fault."""
+    first = first_named(turns, truth, on_s, off_s)
+    if first is None:
         return None, 0.0
-    return first_s, held_s / (off_s - first_s)
+    stood = spans(turns, first.at_s, off_s)
+    held_s = sum(length_s for length_s, answer in stood if answer == truth)
+    return first.at_s, held_s / (off_s - first.at_s)
 
 
 def row_of(kept: Kept) -> TailRow:
@@ -69,7 +65,7 @@ def row_of(kept: Kept) -> TailRow:
         raise ValueError(f"{episode.name} is no episode of the tail")
     judged = judge(episode, machine_speed(kept))
     named_s, held = held_share(episode.verdicts, episode.symptom, episode.on_s, episode.off_s)
-    harmed_s = episode.on_s if episode.first_harmed_s is None else episode.first_harmed_s
+    first_s = harmed_s(episode, episode.on_s, episode.off_s)
     value = record.reached.value
     why_not = list(episode.discarded)
     if not record.is_of_its_level:
@@ -92,7 +88,7 @@ def row_of(kept: Kept) -> TailRow:
         cpu=kept.machine["cpu"],
         answer=judged.answer,
         right=judged.is_right,
-        to_name_s=None if named_s is None else round(max(0.0, named_s - harmed_s), 2),
+        to_name_s=None if named_s is None else round(max(0.0, named_s - first_s), 2),
         held=round(held, 3),
         false_alarms=judged.alarms,
         why_not=why_not,

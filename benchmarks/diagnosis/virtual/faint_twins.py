@@ -21,7 +21,9 @@ import msgspec
 
 from benchmarks.diagnosis.virtual.twins import live_through, standing, stood_longest
 from benchmarks.machine import machine
+from diagnosis.verdicts.classifier import Diagnosis
 from lab.twins.faint import FAINT, build_faint
+from lab.twins.twin import Twin
 from telemetry.numbers.quantiles import median
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "diagnosis" / "faint_twins.json"
@@ -61,15 +63,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def judge(task: tuple[str, str, int]) -> Judged:
     name, mechanism, seed = task
     one = build_faint(name, seed, mechanism)
-    onset_ns, end_ns = one.onset_ns, one.end_ns
+    return judge_verdicts(one, mechanism, live_through(one))
+
+
+def judge_verdicts(one: Twin, mechanism: str, found: Sequence[tuple[int, Diagnosis]]) -> Judged:
+    """By every verdict on the twin, each with the time from which it holds."""
+    name, onset_ns, end_ns = one.name, one.onset_ns, one.end_ns
     assert onset_ns is not None
     assert end_ns is not None
     said = [
-        (at_ns, tuple(f.symptom.value for f in found.findings[:1]))
-        for at_ns, found in live_through(one)
+        (at_ns, tuple(f.symptom.value for f in verdict.findings[:1])) for at_ns, verdict in found
     ]
-    named_ns = next((at for at, top in said if at >= onset_ns and top == (name,)), None)
-    rest = standing(said, end_ns if named_ns is None else min(named_ns, end_ns), end_ns)
+    named_ns = next((at for at, top in said if onset_ns <= at < end_ns and top == (name,)), None)
+    rest = standing(said, end_ns if named_ns is None else named_ns, end_ns)
     half = stood_longest(said, (onset_ns + end_ns) // 2, end_ns)
     after = standing(said, end_ns, said[-1][0])
     whole: Counter[tuple[str, ...]] = standing(said, onset_ns, end_ns)
@@ -77,7 +83,7 @@ def judge(task: tuple[str, str, int]) -> Judged:
     return Judged(
         truth=name,
         mechanism=mechanism,
-        seed=seed,
+        seed=one.seed,
         answer=half[0] if half else "healthy",
         to_name_s=None if named_ns is None else round((named_ns - onset_ns) / 1e9, 2),
         held=round(rest[(name,)] / rest.total(), 3) if rest.total() else 0.0,

@@ -114,7 +114,7 @@ def judge_verdicts(
     named = stood_longest(names, (one.onset_ns + end_ns) // 2, end_ns)
     right = [
         (at_ns, s) for at_ns, s in found
-        if at_ns >= one.onset_ns and _names(s, truth)
+        if one.onset_ns <= at_ns < end_ns and _names(s, truth)
     ]  # fmt: skip
     to_detect_s = (right[0][0] - one.onset_ns) / SECOND if right else None
     onset_ns = right[0][1].onset_ns if right else None

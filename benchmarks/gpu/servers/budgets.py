@@ -95,6 +95,7 @@ def figures(
         "itl_max_ms": max(gaps, default=None),
         "long_ttft_p50_ms": percentile(ttfts, 0.5),
         "long_ttft_p99_ms": percentile(ttfts, 0.99),
+        "long_ttft_max_ms": max(ttfts, default=None),
         "stream_tokens_per_s": len(gaps) / (end_ns - begin_ns) * 1e9,
     }
 

@@ -113,10 +113,16 @@ def _summary(turns: list[Turn], base: list[float]) -> dict[str, Any]:
     return {
         "tokens_per_s": spread(speeds),
         "of_greedy": spread([ours / its for ours, its in zip(speeds, base, strict=True)]),
-        "itl_p50_ms": spread([percentile(turn.gaps_ms, 0.5) or 0.0 for turn in turns]),
-        "itl_p99_ms": spread([percentile(turn.gaps_ms, 0.99) or 0.0 for turn in turns]),
+        "itl_p50_ms": _spread_of(turns, 0.5),
+        "itl_p99_ms": _spread_of(turns, 0.99),
         "wrong": sorted({said for turn in turns for said in turn.wrong}),
     }
+
+
+def _spread_of(turns: list[Turn], share: float) -> dict[str, float | int | None]:
+    """Of the turns with enough gaps for that quantile."""
+    known = (percentile(turn.gaps_ms, share) for turn in turns)
+    return spread(one for one in known if one is not None)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from lab.drills.client import Sent
 from lab.drills.harm import Harm, Level, reached
 from lab.drills.injection import InjectionTarget
 from lab.drills.mechanism import Mechanism, Need
-from lab.drills.outside import Hooks
+from lab.drills.outside import Hooks, InjectionFailed
 from lab.drills.registry import find
 from lab.drills.servers import (
     JOURNAL_FLAGS,
@@ -70,8 +70,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def calibrate(spec: EpisodeSpec, levels: Sequence[Level], say: Say) -> list[Calibration]:
     """Find the intensities of these levels for the mechanism of `spec`, whose own intensity and
-    seed count for nothing. Raises ConfigError, DidNotStart, and on SIGTERM SystemExit, once every
-    process that it started has ended."""
+    seed count for nothing. Raises ConfigError, DidNotStart, InjectionFailed, and on SIGTERM
+    SystemExit, once every process that it started has ended."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
     assert mechanism.tail is not None, f"{mechanism.name} has no tail"
@@ -183,6 +183,8 @@ class _Prober:
         finally:
             await injection.end(target)
             await stage.close_clients()
+        if injection.failures:
+            raise InjectionFailed(f"a probe counts for nothing: {'; '.join(injection.failures)}")
         await self._until_idle(server)
         return self._in_fault(stage), self._clock.now_ns()
 

@@ -2,8 +2,9 @@
 
 Python imports this in every process that has this folder on PYTHONPATH. On a signal the main
 thread reads an order, a JSON object, from `PHASESCOPE_DRILL/<pid>.order`, carries it out and
-writes the order's number to `<pid>.done`. Until then nothing is changed, and telemetry never
-records the order: a diagnosis sees only the effects of a fault.
+writes the order's number to `<pid>.done`, followed by the reason where it could not. Until then
+nothing is changed, and telemetry never records the order: a diagnosis sees only the effects of a
+fault.
 
 In the engine:
     heap ms=N                 a heap whose full collection takes N ms
@@ -34,6 +35,7 @@ import re
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -141,21 +143,37 @@ def _steps_fail(order: Order) -> None:
     whose shapes do not match."""
     order["draw"] = random.Random(order.get("seed", 0))
 
-    def make(fill: Callable[..., Any]) -> Callable[..., Any]:
-        def failing(executor: Any, plan: Any, inputs: Any) -> Any:
+    def make(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(executor: Any, plan: Any, *more: Any) -> Any:
             memory, kernel = _active.get("memory"), _active.get("kernel")
-            tokens = len(inputs.token_ids)
+            tokens = plan.scheduled_tokens
             if memory is not None and tokens > memory["above_tokens"]:
                 raise MemoryError(f"cannot allocate activations of {tokens} tokens")
             if kernel is not None and kernel["draw"].random() < kernel["share"]:
                 torch = sys.modules["torch"]
                 torch.mm(torch.zeros(2, 3), torch.zeros(2, 3))
-            return fill(executor, plan, inputs)
+            return compute(executor, plan, *more)
 
         return failing
 
-    executors = sys.modules["service.device.torch_executor"]
-    _replace(executors.TorchExecutor, "_fill_last_tokens", make)
+    executor = _executor_in_use()
+    _replace(executor, _STEPS[executor.__name__], make)
+
+
+_STEPS = {"TorchExecutor": "_fill_last_tokens", "CudaExecutor": "_launch_step"}
+"""Where an executor computes a step, so that what is raised there fails the step."""
+
+
+def _executor_in_use() -> Any:
+    """The class of the executor that the main thread's functions hold. Raises LookupError."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            kind = type(getattr(value, "executor", None))
+            if kind.__name__ in _STEPS:
+                return kind
+        frame = frame.f_back
+    raise LookupError(f"no executor of {', '.join(_STEPS)} is in use")
 
 
 def _drop_facts(order: Order) -> None:
@@ -177,15 +195,15 @@ def _drop_facts(order: Order) -> None:
 
 
 def _leak(order: Order) -> None:
-    cancelled: set[int] = set()
+    cancelled: weakref.WeakSet[Any] = weakref.WeakSet()  # queues, each of one request
     lost: dict[int, bool] = {}  # by sequence
     draw = random.Random(order.get("seed", 0))
 
     def make(cancel: Callable[..., Any]) -> Callable[..., Any]:
         def leaking(client: Any, seq_id: int, reason: Any) -> None:
             now = _active.get("leak")
-            if now is not None and str(reason) == "disconnect":
-                queue = id(client._queues.get(seq_id))
+            queue = client._queues.get(seq_id)
+            if now is not None and queue is not None and str(reason) == "disconnect":
                 if now["how"] == "share":
                     if lost.setdefault(seq_id, draw.random() < now["share"]):
                         return
@@ -215,13 +233,16 @@ _ORDERS: dict[str, Callable[[Order], None]] = {
 def _on_signal(number: int, frame: FrameType | None) -> None:
     folder = Path(os.environ[_FOLDER])
     order = json.loads((folder / f"{os.getpid()}.order").read_text())
-    what = order["do"]
+    what, said = order["do"], str(order["number"])
     if order.get("off"):
         _active.pop(what, None)
     else:
-        _ORDERS[what](order)
-        _active[what] = order
-    (folder / f"{os.getpid()}.done").write_text(str(order["number"]))
+        try:
+            _ORDERS[what](order)
+            _active[what] = order
+        except Exception as error:  # here it would end the process: it is the drill that ends
+            said += f" {type(error).__name__}: {error}"
+    (folder / f"{os.getpid()}.done").write_text(said)
 
 
 if _FOLDER in os.environ:

@@ -15,8 +15,10 @@ from telemetry.numbers.quantiles import quantile
 
 LAG_LIMIT_MS = 5.0
 LONG_LAG_LIMIT_MS = 25.0
-"""Where requests may be late by seconds: by a fault that brings about another, or in hours of
-traffic near the capacity."""
+"""Where requests may be late by seconds: in a fault, which may keep the clients' own core busy with
+large bodies or crowds, and in hours of traffic near the capacity. It is little beside a harm of
+half of a first token's usual time. Lateness is the client's own, before it has sent anything: a
+slow server does not add to it."""
 STEAL_LIMIT = 0.10
 FOREIGN_LIMIT = 0.10
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat
@@ -34,7 +36,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine over a span. Shares are of one core's time; None is not measured.
+    """The machine over a span. Shares are of one core's time; None is not measured, as the lag of
+    a span in which no request was due.
 
     `foreign` is the CPU time of processes that do not belong to the drill, `pressure` the time in
     which at least one task waited for a CPU, `steal` the time that other guests of the hypervisor
@@ -48,13 +51,16 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     def discard_reasons(self, lag_limit_ms: float = LAG_LIMIT_MS) -> list[str]:
         """Why an episode under these conditions does not count; clients may be so late."""
-        found: list[str] = []
-        if self.lag_p99_ms is not None and self.lag_p99_ms > lag_limit_ms:
-            found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
-        found += self.steal_reasons()
+        found = [*self.lag_reasons(lag_limit_ms), *self.steal_reasons()]
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
             found.append(f"other processes took {100 * self.foreign:.0f} % of a core")
         return found
+
+    def lag_reasons(self, lag_limit_ms: float) -> list[str]:
+        """The same for late clients only."""
+        if self.lag_p99_ms is None or self.lag_p99_ms <= lag_limit_ms:
+            return []
+        return [f"clients were late by {self.lag_p99_ms:.1f} ms at p99"]
 
     def steal_reasons(self) -> list[str]:
         """The same for steal time only, which no drill can cause."""

@@ -1,12 +1,15 @@
 """The sealed label of an episode, in a folder of its own that no server knows.
 
 The file is written once, readable by its owner only, and identified by its SHA-256. Whoever
-publishes the hash before any verdict is scored cannot change the label afterwards.
+publishes the hash before any verdict is scored cannot change the label afterwards. An episode that
+is run again has a label of its own beside the earlier one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 from pathlib import Path
 
@@ -19,7 +22,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     """The fault of an episode: what, when, how strong, its victims and its culprits.
 
     `on_ns` and `off_ns` are None where there was no fault. `victims` and `culprits` are request
-    ids, or tenants where the cause is one.
+    ids, or tenants where the cause is one; a usual request that the fault makes longer may be both.
     """
 
     symptom: str
@@ -41,17 +44,22 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 def seal(label: Label, out: Path, name: str) -> Sealed:
-    """Write `out/labels/<name>.json`; a label that is there already is replaced."""
+    """Write `out/labels/<name>.json`, or the first of `<name>.2.json` and so on that is not there
+    yet."""
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     data = msgspec.json.format(msgspec.json.encode(label), indent=1) + b"\n"
-    path = folder / f"{name}.json"
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    for number in itertools.count(1):
+        path = folder / (f"{name}.json" if number == 1 else f"{name}.{number}.json")
+        with contextlib.suppress(FileExistsError), open(path, "xb", opener=_for_owner) as file:
+            file.write(data)
+            break
     return Sealed(str(path), hashlib.sha256(data).hexdigest())
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def unseal(path: Path, sha256: str | None = None) -> Label:

@@ -11,6 +11,8 @@ import msgspec
 from lab.drills.client import Sent
 from lab.drills.outcome.conditions import Conditions
 from lab.drills.outcome.labels import Label
+from lab.drills.outside import Nice
+from lab.drills.pace import Pace
 from lab.drills.spec import Capacity, Phase, Phases
 from lab.drills.watch import Root, VerdictChange
 from telemetry.numbers.quantiles import quantile
@@ -18,6 +20,10 @@ from telemetry.numbers.quantiles import quantile
 HARMED = 1.5
 _HIGH = 0.95
 _LEAST_GOOD = 3
+LEAST_RISE = 1.1
+"""A fault of which no harm rose so far had no effect. Two stretches of a healthy server differ by
+up to 1.3 in a median, so that some faults without an effect pass; a higher limit would leave out
+weak ones."""
 
 
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +51,13 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `clients` are all requests of a phase, `others` those that are not a culprit's.
 
-    `first_harmed_s` is when the first harmed request was due (see `HarmThresholds`) that is not a
-    culprit's; times are seconds from the start of the traffic. `root` is the answer of
+    `first_harmed_s` is when the first request was due that was harmed while the fault lasted (see
+    `first_harmed_ns`); times are seconds from the start of the traffic. `root` is the answer of
     `/debug/root` at the end of the fault. `conditions` are the machine's, by phase, and `paces`
-    how slow the engine's core was for a probe, by second (see `pace.paces`). `exit_line` is the
-    last line of a server that ended. `discarded` says why the episode does not count; empty when
-    it does. Where a server took over for the fault, `begin_ns` is of its traffic, and
-    `usual_begin_ns` of that of the server before it.
+    how slow the engine's core was for a probe, by second (see `pace.paces`). `nices` are those of
+    helper processes. `exit_line` is the last line of a server that ended. `discarded` says why the
+    episode does not count; empty when it does. Where a server took over for the fault, `begin_ns`
+    is of its traffic, and `usual_begin_ns` of that of the server before it.
     """
 
     name: str
@@ -79,14 +85,30 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     exit_line: str | None = None
     has_baseline: bool = False
-    paces: tuple[tuple[float, float], ...] = ()
+    paces: tuple[Pace | None, ...] = ()
     usual_begin_ns: int | None = None
+    nices: tuple[Nice, ...] = ()
 
     def rise(self, measure: str) -> float | None:
         """Ratio of a measure in the fault to that in the reference: of all requests, or of those
         that are not a culprit's, whichever is higher."""
-        rises = [_rise(group, measure) for group in (self.clients, self.others)]
-        return max((rise for rise in rises if rise is not None), default=None)
+        return _highest_rise((self.clients, self.others), measure)
+
+
+def effect_reasons(harms: Sequence[str], groups: Sequence[dict[str, ClientSummary]]) -> list[str]:
+    """Why an episode does not count whose harm did not rise in any group of requests. Empty where
+    no request is to be delayed, and where nothing can be compared."""
+    found = {measure: _highest_rise(groups, measure) for measure in harms}
+    rises = {measure: rise for measure, rise in found.items() if rise is not None}
+    if not rises or max(rises.values()) >= LEAST_RISE:
+        return []
+    said = ", ".join(f"{measure} {rise:.2f}" for measure, rise in rises.items())
+    return [f"no effect: {said} times the reference"]
+
+
+def _highest_rise(groups: Sequence[dict[str, ClientSummary]], measure: str) -> float | None:
+    rises = [_rise(group, measure) for group in groups]
+    return max((rise for rise in rises if rise is not None), default=None)
 
 
 def _rise(group: dict[str, ClientSummary], measure: str) -> float | None:
@@ -176,12 +198,24 @@ def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> li
     return [one for one in before if one.due_ns > last_ns - int(seconds * 1e9)]
 
 
-def first_harmed_ns(log: Sequence[Sent], limits: HarmThresholds, on_ns: int) -> int | None:
-    """When the first harmed request was due, or the onset if that is later. A culprit's own
-    requests count only where no other is harmed, as with slow readers."""
-    harmed = [one for one in log if limits.are_exceeded_by(one, on_ns)]
-    innocent = [one for one in harmed if not one.is_culprit]
-    due = [one.due_ns for one in innocent or harmed]
+def harmed_requests(
+    log: Iterable[Sent], limits: HarmThresholds, on_ns: int, off_ns: int
+) -> list[Sent]:
+    """Those that a fault from `on_ns` to `off_ns` harmed: due before its end, late after its
+    onset."""
+    return [one for one in log if one.due_ns < off_ns and limits.are_exceeded_by(one, on_ns)]
+
+
+def first_harmed_ns(
+    log: Iterable[Sent], limits: HarmThresholds, span_ns: tuple[int, int], *, adds: bool
+) -> int | None:
+    """When the first request was due that was harmed in the span of a fault, or its onset if that
+    is later; None where none was. Requests that the fault `adds`, a culprit's, count only where no
+    other is harmed. Usual ones that it makes longer are harmed like any other."""
+    on_ns, off_ns = span_ns
+    harmed = harmed_requests(log, limits, on_ns, off_ns)
+    others = [one for one in harmed if not (adds and one.is_culprit)]
+    due = [one.due_ns for one in others or harmed]
     return max(on_ns, min(due)) if due else None
 
 

@@ -99,12 +99,19 @@ def test_a_machine_that_was_not_measured_yet_is_missing(
 
 
 def test_nothing_is_so_many_times_what_serves_nothing() -> None:
-    """Each base has the best of its layouts."""
-    found = tightness.gains([piece(), piece(whole=0.0, fixed=0.0, paced=0.0)])
+    together = dict.fromkeys(("whole", "fixed", "tuned", "paced", "cautious"), 0.0)
+    found = tightness.gains([piece(), piece(**together)])
 
     assert found["over_together"]["apart"] == [1.25, None]
     assert found["over_whole"]["apart"] == [2.0, None]
-    assert found["over_best_together"]["apart"] == [1.25, 1.67]
+
+
+@pytest.mark.parametrize("way", ["whole", "fixed", "tuned", "paced", "cautious"])
+def test_a_gain_is_over_the_best_of_the_ways_to_be_together_that_were_tried(way: str) -> None:
+    """Whichever it is: what serves 2 a second leaves half of that to 1 a second."""
+    found = tightness.gains([piece(**{way: 2.0})])
+
+    assert found["over_together"] == {"apart": [0.5], "by_rule": [0.6]}
 
 
 def test_a_point_says_what_each_layout_serves() -> None:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.diagnosis.fleet.live [DRILL ...]
 
-Some ten minutes: each drill has a calm time, the trouble, and a time in which it fades.
+Some ten minutes: each drill has a calm time, the trouble, and a time in which it fades. Some drills
+alone are written to another file (`--out`), since that of the results is of all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from benchmarks.machine import machine
 
 RESULT = Path(__file__).parents[3] / "results" / "diagnosis" / "fleet_live.json"
 NAMES = ("first", CULPRIT, "third")
+LEAST_ANSWERS, LEAST_READ = 10, 5
+"""Of the gateway in the calm time and in the trouble, and that clients read in both: half a minute
+in which nobody answers is not a calm one."""
 _FIRST_S, _CALM_S, _TROUBLE_S, _FADES_S = 20.0, 14.0, 20.0, 20.0
 _ROUTED_ASKED = Asked(output_tokens=60, own_words=12, pause_s=0.4, prefixes=8, common_words=160)
 # three engines share the cores with the gateway and the clients: more would be noise alone
@@ -59,6 +63,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no drill is called {', '.join(sorted(unknown))}; of {', '.join(every)}")
     names = args.drills or every
+    if set(names) < set(every) and args.out == RESULT:
+        parser.error(f"{RESULT.name} is of all drills: give --out for some of them")
     rows: list[dict[str, Any]] = []
     for drills, stage in ((ROUTED, _routed), (APART, _apart)):
         mine = {name: drills[name] for name in names if name in drills}
@@ -80,13 +86,14 @@ def _run(drills: dict[str, Drill], stage: Stage) -> list[dict[str, Any]]:
         started = watch.phase()
         print(f"while it started: {dict(started.first)}", flush=True)
         for name, drill in drills.items():
+            read = stage.clients.ends["read"]
             time.sleep(_CALM_S)
             before = watch.phase()
             _act(drill, Scene(stage.fleet, stage.clock, threading.Event()))
-            during = watch.phase()
+            during, read = watch.phase(), stage.clients.ends["read"] - read
             time.sleep(_FADES_S)
             watch.phase()
-            rows.append(_row(name, drill, before, during, stage.usual))
+            rows.append(row_of(name, drill, before, during, stage.usual, read))
             print(json.dumps(rows[-1]), flush=True)
         print(f"answers: {dict(stage.clients.ends)}", flush=True)
     return rows
@@ -124,15 +131,20 @@ def _act(drill: Drill, scene: Scene) -> None:
     acting.join()
 
 
-def _row(name: str, drill: Drill, before: Said, during: Said, usual: str) -> dict[str, Any]:
+def row_of(
+    name: str, drill: Drill, before: Said, during: Said, usual: str, read: int
+) -> dict[str, Any]:
     """Right: its symptom is what was said first, in most answers that name one, and of the culprit;
-    nothing but what is usual was said before. Of a calm time: nothing at all."""
+    nothing but what is usual was said before. Of a calm time: nothing at all. With too few answers,
+    or too few that clients `read`, nothing is right."""
     named = {one: count for one, count in during.first.items() if one}
     first = max(named, key=lambda one: named[one], default="")
     culprits = during.culprits.get(first, {})
     culprit = max(culprits, key=lambda one: culprits[one], default="")
     calm = before.first.keys() <= {"", usual}
     at_fault = culprit == drill.culprit
+    answers = min(before.first.total(), during.first.total())
+    is_there = answers >= LEAST_ANSWERS and read >= LEAST_READ
     return {
         "drill": name,
         "what": drill.what,
@@ -142,8 +154,10 @@ def _row(name: str, drill: Drill, before: Said, during: Said, usual: str) -> dic
         "claim": during.claims.get(first, ""),
         "answers": dict(during.first),
         "answers_before": dict(before.first),
+        "unanswered": dict(before.unanswered + during.unanswered),
+        "read": read,
         "compared": before.compared > 0,
-        "right": first == drill.symptom and calm and at_fault,
+        "right": first == drill.symptom and calm and at_fault and is_there,
     }
 
 

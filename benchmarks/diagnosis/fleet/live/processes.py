@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.diagnosis.fleet.live.proxy import SlowLink
+from lab.load.processes import ended, free_port, free_ports
 
 _START_S = 180.0
 
@@ -67,7 +66,7 @@ def routed(
         links: dict[str, SlowLink] = {}
         lines = []
         for name in names:
-            port = _free_port()
+            port = free_port()
             nodes[name] = started.node(name, port, (), environments.get(name, {}))
             links[name] = stack.enter_context(SlowLink(port))
             lines += [f"[engines.{name}]", f'address = "127.0.0.1:{links[name].port}"']
@@ -81,7 +80,7 @@ def apart(folder: Path, model: str, *decode_flags: str) -> Iterator[Fleet]:
     their KV."""
     with contextlib.ExitStack() as stack:
         started = Started(stack, folder, model)
-        ports, kv_port = (_free_port(), _free_port()), _free_port()
+        *ports, kv_port = free_ports(3)
         listens = ("--role", "prefill", "--kv-listen", f"127.0.0.1:{kv_port}")
         prefill = started.node("prefill", ports[0], listens, {})
         decode = started.node("decode", ports[1], ("--role", "decode", *decode_flags), {})
@@ -132,12 +131,12 @@ class Started:
 
     def _start(self, words: list[str], name: str, environment: Mapping[str, str]) -> Process:
         one = _start([*words, "--model", self.model], self.folder / f"{name}.log", environment)
-        self.stack.callback(_end, one)
+        self.stack.callback(ended, one.popen)
         return one
 
 
 def _start(words: list[str], log: Path, environment: Mapping[str, str]) -> Process:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "service.cli.main", *words, "--port", str(port)]
     with log.open("wb") as file:
         popen = subprocess.Popen(
@@ -145,19 +144,9 @@ def _start(words: list[str], log: Path, environment: Mapping[str, str]) -> Proce
             env={**os.environ, **environment},
             stdout=file,
             stderr=file,
+            start_new_session=True,
         )
     return Process(popen, f"http://127.0.0.1:{port}")
-
-
-def _end(process: Process) -> None:
-    with contextlib.suppress(LookupError, OSError):
-        os.kill(process.engine_pid, signal.SIGCONT)
-    process.popen.send_signal(signal.SIGTERM)
-    try:
-        process.popen.wait(20)
-    except subprocess.TimeoutExpired:
-        process.popen.kill()
-        process.popen.wait()
 
 
 def _wait_ready(process: Process) -> None:
@@ -170,10 +159,3 @@ def _wait_ready(process: Process) -> None:
             return
         time.sleep(0.2)
     raise SystemExit(f"{process.popen.args} was not ready in time")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,12 +15,14 @@ from diagnosis.verdicts.classifier import Diagnosis
 
 @dataclass
 class Said:
-    """Answers by the symptom that they name first (`""`: none), and what it was said of."""
+    """Answers by the symptom that they name first (`""`: none), and what it was said of; and how
+    often nothing was said, by why."""
 
     first: Counter[str] = field(default_factory=Counter)
     culprits: dict[str, Counter[str]] = field(default_factory=dict)
     claims: dict[str, str] = field(default_factory=dict)
     compared: int = 0
+    unanswered: Counter[str] = field(default_factory=Counter)
 
 
 class Watch:
@@ -48,11 +49,16 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(0.5):
-            with contextlib.suppress(OSError):
+            try:
                 body = self._gateway.get("/debug/diagnosis")
                 verdict = msgspec.json.decode(body, type=Diagnosis).fleet
-                if verdict is not None:
-                    _take(self.said, verdict)
+            except (OSError, ValueError) as error:
+                self.said.unanswered[type(error).__name__] += 1
+                continue
+            if verdict is None:
+                self.said.unanswered["nothing of a fleet"] += 1
+            else:
+                _take(self.said, verdict)
 
 
 def _take(said: Said, verdict: RoutedVerdict) -> None:
