@@ -1,7 +1,9 @@
 """The web console as a child process of the server.
 
 It is started once the server is ready, and ends when its standard input does: also after a kill of
-the server. The server's key goes to it in its environment, never in its arguments.
+the server. The server's key and the token of its pages go to it in its environment, never in its
+arguments. It says its link itself, on the standard error that both have: only it knows whether the
+token may be said there.
 """
 
 from __future__ import annotations

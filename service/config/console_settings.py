@@ -6,9 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-from service.config.setting import Group, Unit, check_fields, setting
+from service.config.setting import ENV_PREFIX, Group, Unit, check_fields, setting
 
 CONSOLE_PORT = 8090
+CONSOLE_TOKEN = f"{ENV_PREFIX}CONSOLE_TOKEN"  # of the console's process; no flag, which others see
 
 
 class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from service.config.attach_settings import ATTACH_VARIABLE
 from service.config.config_file import read_config_file
+from service.config.console_settings import CONSOLE_TOKEN
 from service.config.hardware import Hardware, find_hardware
 from service.config.model_ref import ModelRef
 from service.config.setting import ENV_PREFIX, ConfigError, Setting
@@ -166,7 +167,7 @@ def _with_hardware(
 def _unknown(environment: Iterable[str]) -> tuple[str, ...]:
     settings = {**attach_settings(), **node_settings(), **all_settings()}
     known = {one.variable for one in settings.values()}
-    known |= {ENV_PREFIX + CONFIG.upper(), ATTACH_VARIABLE}
+    known |= {ENV_PREFIX + CONFIG.upper(), ATTACH_VARIABLE, CONSOLE_TOKEN}
     return tuple(
         sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in known)
     )

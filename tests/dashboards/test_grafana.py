@@ -30,6 +30,7 @@ NOT_DRAWN = {
     "at_ns", "window_ns", "clock_events", "energy_j", "pcie_sent_bytes", "pcie_received_bytes",
 }  # fmt: skip
 TEXTS = files.texts()
+PLAIN_RATE = re.compile(r"sum(?: by \([\w, ]+\))? \(rate\((\w+)\{[^}]*\}\[[^\]]+\]\)\)")
 
 each = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 
@@ -146,6 +147,49 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
     )
 
     assert answer.returncode == 0, answer.stderr
+
+
+@each
+def test_seconds_of_a_second_are_a_share_and_what_is_counted_is_none(board: Board) -> None:
+    """So no panel draws both: it has one unit."""
+    units = {metric.exposed: metric.unit for metric in all_metrics()}
+    for panel in board.panels:
+        for query in panel.queries:
+            rate = PLAIN_RATE.fullmatch(query.expr)
+            if rate is not None:
+                is_time = units[rate[1]] == "seconds"
+                assert is_time == (panel.unit == "percentunit"), (panel.title, query.expr)
+
+
+@pytest.mark.parametrize(("answering", "shown"), [(4, 1.0), (3, 0.75), (0, 0.0)])
+def test_replicas_that_do_not_answer_are_not_ready(
+    answering: int, shown: float, tmp_path: Path
+) -> None:
+    """One in four that is gone is red, and so are all of them, of which nothing is scraped."""
+    required()
+    (panel,) = [one for one in BOARDS[0].panels if one.title == "Replicas ready"]
+    (query,) = panel.queries
+    assert panel.warn_below == 1
+    series = [
+        {"series": f'up{{job="phasescope", instance="{n}"}}', "values": f"{int(n < answering)}x5"}
+        for n in range(4)
+    ]
+    series += [
+        {"series": f'phasescope_ready{{job="phasescope", instance="{n}"}}', "values": "1x5"}
+        for n in range(answering)
+    ]
+    asked = {
+        "expr": query.expr.replace("$instance", ".*"),
+        "eval_time": "2m",
+        "exp_samples": [{"labels": "{}", "value": shown}],
+    }
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    path = tmp_path / "ready_test.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
+    words = ["promtool", "test", "rules", str(path)]
+    answer = subprocess.run(words, capture_output=True, text=True)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_latencies_lead_to_traces_by_exemplar_and_by_class() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from dashboards.monitor.client import Client, Unreachable
+from dashboards.monitor.panels import MEASURES
 from dashboards.monitor.screen import screen
 from diagnosis.symptoms import Evidence, Finding, Link, MissedPromise, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
@@ -97,6 +98,32 @@ def test_everything_that_matters_is_on_every_screen(width: int, height: int) -> 
     for expected in ("healthy", "chat-7", "·P███x", "12.3 s"):
         assert expected in text, expected
     assert max(len(line) for line in text.splitlines()) <= width
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24)])
+def test_the_verdict_is_on_a_small_screen(width: int, height: int) -> None:
+    """The terminal cuts off what does not fit; so the diagnosis is not what comes last, however
+    long it is and however much was measured."""
+    measured = Percentiles(4, 120_000_000, 250_000_000, None, 12_345_000_000)
+    busy = msgspec.structs.replace(EMPTY, percentiles=dict.fromkeys(MEASURES, measured))
+    (finding,) = SICK.findings
+    long = msgspec.structs.replace(finding, claim="requests lost 5000 ms " * 20)
+    worse = msgspec.structs.replace(SICK, findings=(long, finding))
+
+    for diagnosis in (SICK, worse):
+        seen = "\n".join(text_of(busy, diagnosis, width, height).splitlines()[:height])
+        for expected in ("queue_overload (0.91)", "runbooks/queue_overload.md", "3 of 64"):
+            assert expected in seen, expected
+    assert len(text_of(busy, SICK, width, height).splitlines()) <= height
+
+
+def test_the_batch_has_the_lines_that_a_long_diagnosis_leaves() -> None:
+    (finding,) = SICK.findings
+    long = msgspec.structs.replace(finding, claim="requests lost 5000 ms " * 20)
+    worse = msgspec.structs.replace(SICK, findings=(long,))
+
+    for diagnosis in (HEALTHY, SICK, worse):
+        assert len(text_of(EMPTY, diagnosis, 110, 45).splitlines()) == 45
 
 
 def test_the_load_panel_shows_the_hit_rate_of_the_prefix_cache_and_of_a_larger_one() -> None:

@@ -16,7 +16,7 @@ from dashboards.report.runbook import Block, Kind, Piece, blocks, runbook
 from diagnosis.root_cause.counterfactual import Explanation
 from diagnosis.root_cause.counterfactual import Gain as ReplayGain
 from diagnosis.root_cause.interventions import Cause
-from diagnosis.root_cause.root import RelativeWindow, RootCause
+from diagnosis.root_cause.root import NOTHING_TO_COMPARE, RelativeWindow, RootCause
 from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAnswer, Trial
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.runbook import HEADINGS
@@ -290,7 +290,8 @@ def test_what_would_have_helped_is_told_with_the_gain_that_it_promises(incident:
     root = RootCause(
         window=RelativeWindow(20, 0), reference=RelativeWindow(60, 20), remedies={}, promises={},
         explanation=Explanation(
-            requests=60, moved={"ttft_p95": (100.0, 400.0)}, gains=(gain,), tried=(Cause.PROMPTS,)
+            requests=60, reference_requests=90, compared=True,
+            moved={"ttft_p95": (100.0, 400.0)}, gains=(gain,), tried=(Cause.PROMPTS,),
         ),
         settings=answer,
     )  # fmt: skip
@@ -304,7 +305,32 @@ def test_what_would_have_helped_is_told_with_the_gain_that_it_promises(incident:
     assert helped.gains[2].promise.startswith("ttft_p95 400 ms -> 100 ms (75 % less")
     assert {one.label for one in helped.forecasts} >= {"measured", "best that can be set now"}
     assert "Would have helped:" in text[: text.index('<nav aria-label="Sections">')]
+    assert helped.why_not == ""
     Page(text)
+
+
+@pytest.mark.parametrize(
+    ("explanation", "said"),
+    [
+        (
+            Explanation(requests=0, reference_requests=45, moved={}, gains=(), tried=()),
+            "too few finished requests to compare: 0, and 45 in the reference",
+        ),
+        (NOTHING_TO_COMPARE, "the record has too little time before it to compare with"),
+    ],
+    ids=["too few", "no reference"],
+)
+def test_a_replay_that_compared_nothing_is_not_one_in_which_nothing_would_have_helped(
+    incident: Incident, explanation: Explanation, said: str
+) -> None:
+    window, reference = RelativeWindow(20, 0), RelativeWindow(60, 20)
+    root = RootCause(
+        window=window, reference=reference, remedies={}, promises={}, explanation=explanation
+    )
+    text = report_page(incident, help_from(root, {}), ABOUT)
+
+    assert said in text
+    assert "Undoing none of the changes would have helped" not in text
 
 
 def test_no_remedy_is_promised_where_the_cause_lies_outside_of_the_scheduler(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from markupsafe import Markup
 
 from dashboards.console.markup.html import badge, card, table, tag
@@ -31,6 +33,12 @@ def render(view: LimitsView, autopilot: AutopilotLine | None) -> Markup:
         _changes(view),
         _autopilot(autopilot),
     )
+
+
+def choice(names: Iterable[str]) -> Markup:
+    """The field that chooses one of the limits; the first entry is none of them."""
+    entries = [tag("option", name, value=name) for name in names]
+    return tag("select", tag("option", "choose one", value=""), entries, name="limit")
 
 
 def _changes(view: LimitsView) -> Markup:

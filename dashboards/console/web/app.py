@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nicegui import app, ui
 
-from dashboards.console.web.guard import Guard
+from dashboards.console.web.guard import Access, Guard
 from dashboards.console.web.listener import listener
 from dashboards.console.web.pages import add_pages
 from dashboards.console.web.parts import add_assets
@@ -27,10 +27,16 @@ _END_NS = 3_000_000_000
 
 
 def run_console(
-    client: Client, host: str, port: int, say: Callable[[str], None], with_parent: bool = False
+    client: Client,
+    access: Access,
+    shown_token: str,
+    say: Callable[[str], None],
+    with_parent: bool = False,
 ) -> int:
-    """Serve the console until a signal. `with_parent`: also until standard input ends, which it
-    does when the process that started this one has ended. Raises CannotListen."""
+    """Serve the console until a signal. `shown_token` is what the link that is said has in the
+    place of the token. `with_parent`: also until standard input ends, which it does when the
+    process that started this one has ended. Raises CannotListen."""
+    host, port = access.listens_on, access.port
     bound = listener(host, port)
     os.nice(_NICER)
     tasks: set[asyncio.Task[None]] = set()
@@ -48,9 +54,10 @@ def run_console(
     )
     add_assets()
     add_pages(poller)
-    app.add_middleware(Guard, listens_on=host)
+    app.add_middleware(Guard, access=access)
     app.on_startup(lambda: start(poller.run))
-    app.on_startup(lambda: say(f"console at http://{_shown(host)}:{port}, of {client.name}"))
+    link = f"http://{_shown(host)}:{port}/?token={shown_token}"
+    app.on_startup(lambda: say(f"console at {link} of {client.name}"))
     if with_parent:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     ui.run(

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from dashboards.console.markup import limits as markup
 from dashboards.console.markup.html import tag
-from dashboards.console.web.parts import Frame
+from dashboards.console.web.parts import Frame, Live
 from dashboards.console.web.poller import Poller
 from dashboards.monitor.client import Unreachable
 from dashboards.monitor.limit_values import limit_value
@@ -53,6 +53,8 @@ class _Form:
             self._choice = ui.element("label")
             with self._choice:
                 ui.html("limit", sanitize=False, tag="span")
+            self._choice.on("change", lambda event: self._take("name", event.args),
+                            js_handler=_VALUE)  # fmt: skip
             self._field("value", "new value", "as in 16, auto, none, on, a:2,b:0.5")
             self._field("why", "reason, which is recorded", "what you saw")
             with ui.element("button").props("type=submit"):
@@ -67,12 +69,7 @@ class _Form:
             return
         self._offered = True
         with self._choice:
-            chosen = ui.element("select").props("name=limit")
-            with chosen:
-                for name in ("", *names):
-                    with ui.element("option").props(f'value="{name}"'):
-                        ui.html(name or "choose one", sanitize=False, tag="span")
-        chosen.on("change", lambda event: self._take("name", event.args), js_handler=_VALUE)
+            Live(markup.choice(names))
 
     def _field(self, name: str, title: str, placeholder: str) -> None:
         with ui.element("label"):

@@ -94,9 +94,9 @@ def _add_request_pages(poller: Poller) -> None:
             frame.keep(draw)
 
     @ui.page("/requests/{request_id}")
-    async def one_request(request_id: str) -> None:
+    def one_request(request_id: str) -> None:
         frame = Frame(poller, "requests", f"Request {request_id}")
-        found = await _explained(poller, request_id)
+        found: Explained | Unreachable = Unreachable("not asked yet")
 
         def draw() -> Markup:
             if isinstance(found, Explained):
@@ -104,10 +104,10 @@ def _add_request_pages(poller: Poller) -> None:
                 return waterfall_markup.render(found, fall, known.index, who_of(known.index))
             if found.status == _NOT_FOUND:
                 return waterfall_markup.unknown(request_id, known.index)
-            return tag("p", "It is asked for again and again until the server answers.")
+            return tag("p", "The server is asked for it, again and again until it answers.")
 
-        async def ask_again() -> None:
-            """Until it has ended: then it changes no more."""
+        async def ask() -> None:
+            """At once, then until it has ended: then it changes no more."""
             nonlocal found
             if not isinstance(found, Explained) or found.outcome == "running":
                 found = await _explained(poller, request_id)
@@ -115,7 +115,7 @@ def _add_request_pages(poller: Poller) -> None:
 
         with frame.main:
             frame.keep(draw)
-            ui.timer(_ASK_AGAIN_S, ask_again)
+            ui.timer(_ASK_AGAIN_S, ask)  # the page does not wait: the server may be frozen
 
 
 def _overview(poller: Poller, moment: Moment) -> Overview:

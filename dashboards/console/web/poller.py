@@ -72,7 +72,10 @@ class Poller:
         self._wake.set()
 
     def use_key(self, debug_key: str) -> None:
-        """The debug key that a person gave. It is kept in memory only."""
+        """The debug key that a person gave: of all tabs, so only while the server wants one. It is
+        kept in memory only."""
+        if self.known.link.state is not LinkState.WANTS_KEY:
+            return
         self.client = Client(self.client.url, debug_key)
         self.wake()
 

@@ -25,6 +25,7 @@ KV_ROW = Row(
                 Query(rate(kv.SECONDS, "part"), "{{part}}"),
                 Query(rate(kv.HIDDEN_SECONDS), "hidden (no wait)"),
             ),
+            unit="percentunit",
             about=f"{kv.SECONDS.help} {kv.HIDDEN_SECONDS.help}",
             needs=Needs.FLEET,
         ),

@@ -73,13 +73,17 @@ _PROCESSES = Row(
                 Query(
                     rate(machine.HOST_PAUSE_SECONDS, "process", "cause"), "{{process}} {{cause}}"
                 ),
-                Query(
-                    rate(machine.HOST_PAUSES, "process", "cause"),
-                    "{{process}} {{cause}}, number a second",
-                ),
             ),
             unit="percentunit",
-            about=f"{machine.HOST_PAUSE_SECONDS.help} {machine.HOST_PAUSES.help}",
+            about=machine.HOST_PAUSE_SECONDS.help,
+        ),
+        Panel(
+            title="Number of pauses",
+            queries=(
+                Query(rate(machine.HOST_PAUSES, "process", "cause"), "{{process}} {{cause}}"),
+            ),
+            unit="cps",
+            about=machine.HOST_PAUSES.help,
         ),
     ),
 )

@@ -16,6 +16,8 @@ TTFT, ITL = (
 )
 
 _COST = samples(slo.COST, 'window="300s"')
+# of the job by whose name the alerts know a fleet; one that does not answer is still a target
+_TARGETS = 'count (up{job="phasescope", instance=~"$instance"})'
 
 _NOW = Row(
     title="Now",
@@ -23,9 +25,11 @@ _NOW = Row(
         Panel(
             title="Replicas ready",
             show=Show.NUMBER,
-            queries=(Query(total(engine.READY)),),
-            about="How many servers take requests.",
+            queries=(Query(f"{total(engine.READY)} / {_TARGETS}\nor vector(0)"),),
+            unit="percentunit",
+            about="Share of the servers of the scrape job phasescope that take requests.",
             warn_below=1,
+            max_value=1,
             width=4,
             height=4,
         ),

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from dashboards.console.web.listener import CannotListen, listener
+from tests.dashboards.console.running import TOKEN
 from tests.support.servers.server import spawn
 
 
@@ -16,6 +17,7 @@ def test_a_port_in_use_is_one_line_and_no_claim() -> None:
         port = taken.getsockname()[1]
         process = spawn(
             "console", "http://127.0.0.1:1", "--port", str(port),
+            env={"PHASESCOPE_CONSOLE_TOKEN": TOKEN},
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         _, errors = process.communicate(timeout=120)
