@@ -3,6 +3,7 @@
 Only `service.cli` may import it.
 
 - `startup`: binds the port and starts the engine process, before heavy imports.
+- `early_signals`: SIGTERM before a server is ready removes what it has made.
 - `serving`: the gateway's event loop from start to end.
 - `logs`: log lines as text or JSON.
 - `telemetry`, `telemetry_wiring`: folds, listeners and threads of telemetry; `metrics_wiring`,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from service.config.settings import ConfigError, RecorderConfig
+from service.config.settings import ConfigError, GatewayConfig, ObserverConfig, RecorderConfig
 from telemetry.facts.clock import Clock
 from telemetry.facts.records import EngineDied
 from telemetry.journal.dumps import DumpReason
@@ -21,13 +23,24 @@ from telemetry.pump.pump import Pump
 from telemetry.requests.slo_policy import SloPolicy
 
 
+def server_word(gateway: GatewayConfig) -> str:
+    """Tells the files of this server from those of others in the same folder. It is of the address
+    that was stated, so that the next run removes the oldest files of this one: `port8000`, or
+    `uds` with a digest of the path."""
+    if gateway.http.uds is None:
+        return f"port{gateway.port}"
+    path = os.fsencode(os.path.abspath(gateway.http.uds))
+    return f"uds{hashlib.blake2b(path, digest_size=4).hexdigest()}"
+
+
 def build_recorder(
-    config: RecorderConfig, clock: Clock, pump: Pump, policy: SloPolicy
+    settings: ObserverConfig, clock: Clock, pump: Pump, policy: SloPolicy
 ) -> FlightRecorder | None:
     """A recorder attached to the pump; None when the settings turn it off.
 
     To be called on the event loop. Raises ConfigError.
     """
+    config = settings.recorder
     if config.journal_bytes == 0:
         return None
     files: JournalFiles | None = None
@@ -53,6 +66,7 @@ def build_recorder(
         config.dumps_kept,
         files,
         call_on_loop,
+        server=server_word(settings.gateway),
     )
     recorder.attach()
     return recorder

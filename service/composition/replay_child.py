@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,15 +29,17 @@ class ChildFailed(Exception):
 
 class NiceChild:
     """`command` is what arguments are appended to, and `limit_s` how long it may take. One thread
-    runs it, any may kill it."""
+    runs it, any may kill it: then it never runs again."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND, limit_s: float = TIMEOUT_S) -> None:
         self.cpu_s = 0.0  # of all runs
         self._command, self._limit_s = command, limit_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._killed = threading.Event()
 
     def kill(self) -> None:
-        """End a child that runs."""
+        """End a child that runs, or that is about to begin."""
+        self._killed.set()  # before the look: a child that it misses looks after it has begun
         child = self._child
         if child is not None:
             child.kill()
@@ -45,12 +48,16 @@ class NiceChild:
         """What it writes to its standard output. Raises ChildFailed."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [*self._command, *arguments]
+        if self._killed.is_set():
+            raise ChildFailed(RootFailure.KILLED, "its process was ended before it began")
         try:
             child = self._child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
             )
         except OSError as error:
             raise ChildFailed(RootFailure.START, f"{command[0]}: {error}") from error
+        if self._killed.is_set():
+            child.kill()
         with contextlib.suppress(OSError):  # it has ended already, or this is not permitted
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         output, errors, timed_out = self._wait(child)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from service.composition.recording import server_word
 from service.composition.report_worker import ReportWorker
 from service.composition.root_wiring import current_diagnosis
 from service.config.settings import ConfigError, ObserverConfig
@@ -54,4 +55,5 @@ def build_report_worker(
         settings.reports_kept,
         int(settings.report_interval_s * 1e9),
         arguments,
+        server=server_word(config.gateway),
     )

@@ -6,7 +6,8 @@ priority, at first with the replays and, where these fail or take too long, with
 appears under its name only when it is complete. An attempt that fails is counted; no error ends the
 worker's thread.
 
-Folders are bounded: one a symptom and incident, a least time between two, and so many kept.
+Folders are bounded: one a symptom and incident, a least time between two, and so many kept of one
+server. One that could not be written is tried again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
@@ -25,7 +27,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, NiceChild
 from service.composition.root_failures import RootFailure, RootFailures, reason_of
 from telemetry.facts.clock import Clock, utc_stamp
-from telemetry.journal.in_use import in_use, is_in_use, writer_name
+from telemetry.journal.in_use import in_use, is_in_use, writer_name, written_by
 from telemetry.metrics.catalog import recording as catalog
 from telemetry.metrics.metric import Metric
 
@@ -56,7 +58,8 @@ class _Found:
 
 class ReportWorker:
     """`diagnosis`, `frames` (the contents of a dump) and `stacks` are called on the worker's
-    thread; `arguments` follow `report DUMP -o FILE`."""
+    thread; `arguments` follow `report DUMP -o FILE`; `server` is a word for the names of the
+    folders, which a later run of the same server has too."""
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class ReportWorker:
         arguments: Sequence[str] = (),
         child: tuple[str, ...] = COMMAND,
         limit_s: float = TIMEOUT_S,
+        *,
+        server: str,
     ) -> None:
         self.written = self.suppressed = 0
         self.failures = RootFailures("no incident report", catalog.REPORT_FAILURES)
@@ -84,7 +89,7 @@ class ReportWorker:
         self._healthy_since_ns: int | None = None
         self._not_before_ns: int | None = None
         self._numbers = 0
-        self._writer = writer_name()
+        self._writer, self._own = writer_name(server), written_by(server)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="phasescope-reports", daemon=True)
 
@@ -121,7 +126,12 @@ class ReportWorker:
         if found is not None and (name is None or now_ns >= found.due_ns):
             self._found = None
             self._told.add(found.name)
-            self._write(found)
+            try:
+                self._write(found)
+            except Exception as error:
+                self._told.discard(found.name)
+                retry_ns = self._failed(reason_of(error), f"{type(error).__name__}: {error}")
+                self._not_before_ns = now_ns + retry_ns
 
     def _named(self, name: str, now_ns: int) -> None:
         """What the diagnosis says first now. A cause takes the place of a verdict without one."""
@@ -177,16 +187,19 @@ class ReportWorker:
                 self._failed(failure.reason, str(failure))
             else:
                 (folder / REPORT).chmod(0o600)
+                self.failures.forget()
                 return
 
-    def _failed(self, reason: RootFailure, error: str) -> None:
-        if not self._stopped.is_set():
-            self.failures.note(reason, error)
+    def _failed(self, reason: RootFailure, error: str) -> int:
+        """How long to wait before the next attempt, in nanoseconds."""
+        return 0 if self._stopped.is_set() else self.failures.note(reason, error)
 
     def _prune(self) -> None:
-        """Remove the oldest folders beyond the number kept, and what a killed server left."""
+        """Remove the server's oldest folders beyond the number kept, and what a killed one left."""
         folders = sorted(path for path in self._folder.iterdir() if (path / DUMP).exists())
-        whole = [path for path in folders if path.suffix != _PARTIAL]
+        whole = [
+            path for path in folders if path.suffix != _PARTIAL and fnmatch(path.name, self._own)
+        ]
         left = [path for path in folders if path.suffix == _PARTIAL and not is_in_use(path)]
         for old in [*whole[: -self._kept], *left]:
             shutil.rmtree(old, ignore_errors=True)

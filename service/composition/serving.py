@@ -72,7 +72,6 @@ async def _serve(
     say: Say,
 ) -> None:
     """The engine process loads the model; the tokenizer is read at the same time."""
-    dump_on_signal(None)  # until there is a recorder
     gateway_lane, engine_lane = Lane(source=FactSource.GATEWAY), EngineLane(clock)
     engine_client = _engine_client(config, engine_lane, say)
     supervisor = Supervisor(

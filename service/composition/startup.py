@@ -11,6 +11,7 @@ import faulthandler
 import gc
 from typing import TYPE_CHECKING
 
+from service.composition.early_signals import EarlySignals
 from service.config.settings import ConfigError, ServeConfig
 from service.gateway.engine_client.engine_process import start_engine
 from service.gateway.http.acceptor import raise_descriptor_limit
@@ -32,18 +33,21 @@ def run_service(config: ServeConfig, say: Say) -> int:
     clock = MonotonicClock()
     stages = Stages(clock, process_start_ns())
     raise_descriptor_limit()
+    signals = EarlySignals()
     sockets = open_sockets(config.gateway)
     try:
-        engine = start_engine(clock, sockets.engine)
-    except OSError as error:
-        sockets.close(config.gateway)
-        raise ConfigError(f"cannot start the engine process: {error}") from error
-    stages.end(StartStage.LAUNCH, engine.begun_ns)
-    try:
-        from service.composition.serving import serve
+        signals.let_in()
+        try:
+            engine = start_engine(clock, sockets.engine)
+        except OSError as error:
+            raise ConfigError(f"cannot start the engine process: {error}") from error
+        stages.end(StartStage.LAUNCH, engine.begun_ns)
+        try:
+            from service.composition.serving import serve
 
-        stages.end(StartStage.GATEWAY_IMPORTS)
-        return serve(config, sockets, engine, stages, say)
+            stages.end(StartStage.GATEWAY_IMPORTS)
+            return serve(config, sockets, engine, stages, say)
+        finally:
+            engine.close()
     finally:
-        engine.close()
         sockets.close(config.gateway)

@@ -106,7 +106,7 @@ def build_telemetry(
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: engine.lost_facts + observed.more_lost())
     machine = _build_machine(config, clock, observed, pump.isolation)
-    recorder = build_recorder(config.recorder, clock, pump, policy)
+    recorder = build_recorder(config, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline, policy)
     parts = (config, clock, pump, diagnoser, recorder)

@@ -1,8 +1,9 @@
 """Dumps of the flight recorder: files written when something went wrong, or on request.
 
 A dump appears under its name only when it is complete, and only its owner can read it. The oldest
-are deleted when there are too many. Each reason has a least interval between dumps, so that a
-service with a lasting fault does not write the same minutes again and again.
+of the same server are deleted when there are too many: others may have the same folder. Each reason
+has a least interval between dumps, so that a service with a lasting fault does not write the same
+minutes again and again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from telemetry.facts.clock import Clock, utc_stamp
-from telemetry.journal.in_use import in_use, is_in_use, writer_name
+from telemetry.journal.in_use import in_use, is_in_use, writer_name, written_by
 from telemetry.journal.journal_reader import SUFFIX
 from telemetry.journal.whole_file import PARTIAL
 
@@ -62,7 +63,8 @@ class Dump(msgspec.Struct, frozen=True):
 
 
 class Dumps:
-    """The folder of dumps. Used by one thread."""
+    """The folder of dumps. Used by one thread. `server` is a word for the names of its files, which
+    a later run of the same server has too."""
 
     def __init__(
         self,
@@ -70,6 +72,8 @@ class Dumps:
         clock: Clock,
         frames: Callable[[str], Iterable[bytes]],
         kept: int = KEPT,
+        *,
+        server: str,
     ) -> None:
         self.written: Counter[DumpReason] = Counter()
         self.suppressed: Counter[DumpReason] = Counter()
@@ -81,7 +85,7 @@ class Dumps:
         self._kept = kept
         self._last_ns: dict[DumpReason, int] = {}
         self._numbers = 0
-        self._writer = writer_name()
+        self._writer, self._own = writer_name(server), f"{written_by(server)}{SUFFIX}"
 
     def write(self, reason: DumpReason, requested_ns: int) -> Dump:
         """Write a dump. Raises DumpRefused if it is too soon after the last one for that reason,
@@ -128,11 +132,12 @@ class Dumps:
         return path, size_bytes
 
     def _prune(self) -> None:
-        """Delete the oldest dumps beyond the number kept, and partial files of killed writers."""
+        """Delete the server's oldest dumps beyond the number kept, and partial files of killed
+        writers."""
         for partial in self._folder.glob(f"*{SUFFIX}{PARTIAL}"):
             if not is_in_use(partial):
                 _remove(partial)
-        for old in sorted(self._folder.glob(f"*{SUFFIX}"))[: -self._kept]:
+        for old in sorted(self._folder.glob(self._own))[: -self._kept]:
             _remove(old)
 
 

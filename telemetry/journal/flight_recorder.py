@@ -48,6 +48,7 @@ class FlightRecorder:
     """`journal` and `watchdog` are folds of the pump; `lane` has the facts of detected stalls.
 
     `call_on_loop` schedules a callback on the gateway's event loop, to see whether it answers.
+    `server` is a word for the names of the dumps.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class FlightRecorder:
         dumps_kept: int = KEPT,
         files: JournalFiles | None = None,
         call_on_loop: CallOnLoop | None = None,
+        *,
+        server: str,
     ) -> None:
         self.journal = journal
         self.watchdog = watchdog
         self.lane = Lane()
         self._clock = clock
         self._pump = pump
-        self._dumps = Dumps(dump_folder, clock, self.frames, dumps_kept)
+        self._dumps = Dumps(dump_folder, clock, self.frames, dumps_kept, server=server)
         self._files = files
         self._call_on_loop = call_on_loop
         self._loop_seen_ns: int | None = None

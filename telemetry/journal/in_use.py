@@ -14,9 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def writer_name() -> str:
-    """A word for the names of a process's files, which no other process has."""
-    return f"{os.getpid()}_{secrets.token_hex(3)}"
+def writer_name(server: str) -> str:
+    """A word for the names of a process's files, which no other process has: `STAMP-WORD-...`."""
+    return f"{server}_{os.getpid()}_{secrets.token_hex(3)}"
+
+
+def written_by(server: str) -> str:
+    """A glob pattern: the names of what any process of a server has written."""
+    return f"*-{server}_*"
 
 
 @contextmanager

@@ -110,6 +110,8 @@ class Scheduler:
     max_prefill_tokens, chunked_prefill_size = 64, 16
     max_queued_requests: int | None = None
     spec_algorithm = SimpleNamespace(is_none=lambda: True)
+    disaggregation_mode, dllm_config, enable_pdmux = SimpleNamespace(value="null"), None, False
+    _engine_paused = False
     model_config = SimpleNamespace(dtype="torch.float32", context_len=1_000)
     server_args = SimpleNamespace(served_model_name="/models/small", model_path="", api_key="x")
 
@@ -224,7 +226,7 @@ class World:
         self.random, self.clock, self.notes = Random(seed), ManualClock(1), Notes()
         self.scheduler = Scheduler(self.clock, **settings)
 
-        def make_sender(listing: Callable[[], Listing]) -> Any:
+        def make_sender(listing: Callable[[], Listing], is_resting: Callable[[], bool]) -> Any:
             return self.notes
 
         self.observer = Observer(self.scheduler, make_sender, _Ticking(self.clock))

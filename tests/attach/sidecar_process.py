@@ -18,7 +18,7 @@ from tests.support.servers.server import eventually
 
 _READY = re.compile(r"the sidecar is ready at (http://\S+?)[,;]")
 _STOP_S = 30
-_COMMAND = (sys.executable, "-m", "service.cli.main", "attach")
+COMMAND = (sys.executable, "-m", "service.cli.main", "attach")
 
 
 class SidecarProcess:
@@ -34,7 +34,7 @@ class SidecarProcess:
         own += ["--socket", str(self.socket)] if told else []
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self.process = subprocess.Popen(
-            [*_COMMAND, *own, "--journal-memory", "8MiB", "--no-root-cause", *flags, *more],
+            [*COMMAND, *own, "--journal-memory", "8MiB", "--no-root-cause", *flags, *more],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         assert self.process.stderr is not None

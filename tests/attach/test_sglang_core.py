@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from service.attach.inside.sglang import core
 from service.attach.inside.sglang.observer import Observer
 from service.attach.inside.sglang.seams import check_version
 from service.attach.inside.versions import UnknownEngine
+from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -27,7 +30,8 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason, WaitReason
 from tests.attach.core_facts import check_core
-from tests.attach.sglang_world import EOS, FINISH_ABORT, World
+from tests.attach.sglang_world import EOS, FINISH_ABORT, Req, Scheduler, World
+from tests.attach.sidecar import Sidecar
 
 
 @pytest.fixture
@@ -238,6 +242,31 @@ def test_an_error_of_ours_stays_with_us(monkeypatch: pytest.MonkeyPatch, name: s
     assert (hook, is_all) == (name, True)
     assert reason.startswith("RuntimeError at test_sglang_core.py")
     assert "prompt" not in reason
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_paused_engine_does_not_stand_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
+) -> None:
+    """Its loop rests although there are sequences; otherwise its last turn is said."""
+    parallel = SimpleNamespace(tp_rank=0, pp_rank=0, dp_rank=None, pp_size=1)
+    context = ModuleType("sglang.srt.runtime_context")
+    vars(context)["get_parallel"] = lambda: parallel
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    sidecar, scheduler = Sidecar(tmp_path / "attach.sock"), Scheduler(ManualClock(1))
+    core._begin(scheduler, tmp_path / "attach.sock", "0.5.23")
+    observer = core._watch
+    core._watch = None
+    assert observer is not None
+    scheduler._engine_paused = is_paused
+    observer.added(7, Req("a", [7] * 4, SimpleNamespace(max_new_tokens=4)))
+    observer.close()
+    said = sidecar.accept()
+    said.read_to_end()
+    sidecar.close()
+
+    assert any(isinstance(fact, SequenceQueued) for fact in said.facts)
+    assert said.batches[-1].turn_ns == (None if is_paused else 7)
 
 
 @pytest.mark.parametrize("version", ["0.5.22", "0.5.23", "0.5.23.post1", "0.5.22+cpu"])

@@ -16,10 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.attach.wire import Batch, Role, SequenceName, Submitted, TurnedOff
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.records import Fact
+from telemetry.journal.journal_files import JournalFiles
 from telemetry.metrics.catalog import all_metrics, attach
 from telemetry.metrics.metric import Metric
 from tests.attach.scripted_engine import Adapter, hello, shifted, started
-from tests.attach.sidecar_process import SidecarProcess
+from tests.attach.sidecar_process import COMMAND, SidecarProcess
 from tests.support.servers.server import eventually
 from tests.support.worlds.facts import (
     accepted,
@@ -183,6 +184,20 @@ def test_a_second_core_is_refused_with_advice(sidecar: SidecarProcess) -> None:
     second.close()
 
 
+def test_an_adapter_whose_clock_is_ahead_is_counted_and_not_tried_again(
+    sidecar: SidecarProcess,
+) -> None:
+    """Its connection stays open, and nothing is taken from it."""
+    now_ns = MonotonicClock().now_ns()
+    ahead = Adapter(sidecar.socket, hello(pid=4700, at_ns=now_ns + 60_000_000_000))
+    eventually(lambda: sidecar.attached()["refused"]["clock"] == 1, "a refusal")
+    ahead.send(Batch([started(now_ns, 4700)]))
+    assert sidecar.attached()["processes"] == []
+    assert "time namespace" in sidecar.attached()["notes"][-1]["text"]
+    assert 'phasescope_attach_refused_total{reason="clock"} 1' in sidecar.text("/metrics")
+    ahead.close()
+
+
 def test_what_an_adapter_turned_off_is_said(sidecar: SidecarProcess) -> None:
     core = Adapter(sidecar.socket, hello(pid=4600))
     core.send(TurnedOff(1, "Scheduler.schedule", "this version is not known", True))
@@ -251,6 +266,70 @@ def test_a_sidecar_that_starts_again_listens_where_the_command_sends(tmp_path: P
 
     assert "its socket is" in again
     assert again.rpartition(" ")[2] == both.said.rpartition(" ")[2]
+
+
+def test_a_sidecar_that_cannot_observe_starts_no_command(tmp_path: Path) -> None:
+    """It is ready only when nothing can be wrong with its settings any more."""
+    journal, ran = tmp_path / "journal", tmp_path / "ran"
+    files = JournalFiles(journal, 1 << 20, MonotonicClock())
+    own = ("--port", "0", "--socket", str(tmp_path / "attach.sock"), "--journal-dir", str(journal))
+    command = [*COMMAND, *own, "--", "touch", str(ran)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    files.close()
+
+    assert "another server writes its journal here" in done.stderr
+    assert (done.returncode, ran.exists()) == (2, False)
+
+
+def test_sigusr2_dumps_and_leaves_the_command_alone(tmp_path: Path) -> None:
+    """As with a server; the command would end by it."""
+    command = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+    both = SidecarProcess(tmp_path, command=command)
+    assert both.process.stdout is not None
+    assert both.process.stdout.readline() == "up\n"
+    both.process.send_signal(signal.SIGUSR2)
+    try:
+        eventually(lambda: list(tmp_path.glob("dumps/*-signal.journal")), "a dump")
+    finally:
+        code = both.stop()
+    assert code == 128 + signal.SIGTERM
+
+
+def test_the_command_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run in another folder than the sidecar."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", "import os; print(os.environ['PHASESCOPE_ATTACH'])"]
+    both = SidecarProcess(tmp_path, "--socket", "attach.sock", command=command, told=False)
+    assert both.process.stdout is not None
+    exported = both.process.stdout.read().strip()
+    assert both.wait() == 0
+    assert exported == str(tmp_path / "attach.sock")
+
+
+def test_a_path_that_is_too_long_from_the_root_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative it would fit, and the engine could not connect."""
+    folder = tmp_path / ("deep" * 20)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    done = subprocess.run(
+        [*COMMAND, "--port", "0", "--socket", "attach.sock"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "is longer than 100 bytes" in done.stderr
+
+
+def test_a_sidecar_that_is_told_to_end_before_it_is_ready_leaves_no_socket(tmp_path: Path) -> None:
+    path = tmp_path / "attach.sock"
+    command = [*COMMAND, "--port", "0", "--socket", str(path), "--dump-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        eventually(path.exists, "its socket", every_s=0.001)
+        process.terminate()
+        process.wait(30)
+    assert not path.exists()
 
 
 def test_the_sidecar_imports_nothing_that_only_serving_needs() -> None:

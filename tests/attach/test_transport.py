@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from service.attach.inside.outbox import Outbox
-from service.attach.inside.transport import Bounds, Listing, Sender
+from service.attach.inside.transport import Bounds, Listing, Sender, report_not_observed
+from service.attach.inside.versions import UnknownEngine
 from service.attach.wire import Batch, Role, SequenceName, Submitted, TurnedOff
 from telemetry.facts.engine_records import (
     EngineIdled,
@@ -124,6 +125,42 @@ def test_a_frozen_sidecar_costs_the_oldest_facts_and_their_number_is_told(
     assert len(numbers) + engine.lost_facts == total
     assert numbers == sorted(numbers)
     assert numbers[-1] == total - 1
+
+
+def test_a_sidecar_that_does_not_read_gets_one_list_and_not_one_a_turn(
+    path: Path, sidecar: Sidecar
+) -> None:
+    """A list that waits behind what is lost would be lost too, and is long."""
+    bounds = Bounds(turn_ms=1, waiting_bytes=20_000, queued_items=10**6, batch_items=16)
+    asked: list[int] = []
+
+    def listing() -> Listing:
+        asked.append(sender.lost_facts)
+        return SequencesListed(5, (), 9), []
+
+    sender = Sender(
+        Role.ENGINE_CORE, "vllm", "0.1", path=path, listing=listing, bounds=bounds
+    )  # fmt: skip
+    sender.append(paused(0))
+    engine = sidecar.accept()
+    engine.read_until(lambda one: any(isinstance(fact, SequencesListed) for fact in one.facts))
+    while not sender.lost_facts:
+        sender.append(paused(1))
+        until_taken(sender)
+    before = len(asked)
+    for _ in range(50):
+        for _ in range(1_000):
+            sender.append(paused(2))
+        until_taken(sender)
+    assert asked[before:] == []
+
+    sender.append(EngineIdled(0, 0, 0, 0, 0, 0))
+    lists = (SequencesListed,)
+    engine.read_until(lambda one: sum(isinstance(fact, lists) for fact in one.facts) == 2)
+    sender.close()
+    engine.read_to_end()
+    assert sum(isinstance(fact, lists) for fact in engine.facts) == 2
+    assert asked[-1] == engine.lost_facts
 
 
 def test_a_full_queue_refuses_and_counts(path: Path) -> None:
@@ -275,6 +312,26 @@ def test_a_process_that_forks_shares_no_connection(
 
     assert (child.hello.pid, child.facts) == (pid, [paused(100)])
     assert (parent.hello.pid, parent.facts) == (os.getpid(), [STARTED, paused(1)])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(UnknownEngine("vllm 9 is not known"), "vllm 9 is not known"), (KeyError("p"), "KeyError")],
+)
+def test_why_a_process_is_not_observed_is_said(
+    path: Path, sidecar: Sidecar, error: Exception, reason: str
+) -> None:
+    """The text of an error that is not ours may have values of requests."""
+    report_not_observed(
+        Role.FRONT_END, "vllm", "0.1", path=path, hook="register", error=error, index=2
+    )
+    engine = sidecar.accept()
+    engine.read_until(lambda one: any(isinstance(seen, TurnedOff) for seen in one.messages))
+
+    off = engine.messages[-1]
+    assert isinstance(off, TurnedOff)
+    assert (off.hook, off.reason, off.is_all) == ("register", reason, True)
+    assert (engine.hello.role, engine.hello.index) == ("front_end", 2)
 
 
 def test_without_a_sidecar_nothing_is_raised(path: Path, sender: Sender) -> None:

@@ -116,6 +116,37 @@ def test_contradicting_settings(flags: tuple[str, str], word: str) -> None:
     assert word in failing_start("--model", "dummy:tiny", *flags)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "--gateways", "2", "--model", "dummy:tiny"),
+        ("engine", "--listen", "127.0.0.1:0", "--key-file", "KEY", "--model", "dummy:tiny"),
+        ("serve", "--engines", "ENGINES", "--model", "dummy:tiny"),
+    ],
+    ids=["gateways", "node", "fleet gateway"],
+)
+def test_a_server_told_to_end_before_it_is_ready_leaves_nothing(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Its socket is there, and the folder of its processes, while it imports the rest."""
+    files = {"KEY": tmp_path / "key", "ENGINES": tmp_path / "engines.toml"}
+    files["KEY"].write_text("k" * 64)
+    files["ENGINES"].write_text('key_file = "key"\n[engines.a]\naddress = "127.0.0.1:9"\n')
+    made, path = tmp_path / "made", tmp_path / "server.sock"
+    made.mkdir()
+    flags = [str(files.get(word, word)) for word in words]
+    process = spawn(*flags, "--uds", str(path), env={"TMPDIR": str(made)}, stderr=subprocess.PIPE)
+    with process:
+        eventually(path.exists, "its socket", START_TIMEOUT_S, every_s=0.001)
+        if "--gateways" in words:
+            eventually(lambda: list(made.glob("*/main.sock")), "its folder", every_s=0.001)
+        process.terminate()
+        process.wait(30)
+
+    assert not path.exists()
+    assert list(made.iterdir()) == []
+
+
 def test_an_unreachable_collector_is_reported_and_requests_are_served() -> None:
     """The server starts, serves, and logs that its spans are not delivered."""
     endpoint = f"http://127.0.0.1:{free_port()}"

@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 
 from service.attach.inside.versions import VLLM_TESTED, UnknownEngine, check_version
-from service.attach.wire import socket_path
+from service.attach.wire import Role, socket_path
 
 
 def register() -> None:
@@ -25,6 +25,7 @@ def register() -> None:
 def register_at(path: Path) -> None:
     """Prepare the hooks of this process, whichever it is."""
     from service.attach.inside.front_end import vllm_front
+    from service.attach.inside.transport import report_not_observed
     from service.attach.inside.vllm_core import scheduler_class
 
     version = ""
@@ -34,7 +35,9 @@ def register_at(path: Path) -> None:
         version = str(vllm.__version__)
         scheduler_class.register(path, version, _reason_against(version))
     except Exception as error:
-        scheduler_class.say_off(path, version, "register", error)
+        report_not_observed(
+            Role.ENGINE_CORE, "vllm", version, path=path, hook="register", error=error
+        )
     vllm_front.register()
 
 

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.attach.inside.guard import where
 from service.attach.inside.link import Link
 from service.attach.inside.outbox import Outbox, Part
+from service.attach.inside.versions import UnknownEngine
 from service.attach.wire import (
     PROTOCOL,
     Batch,
@@ -49,6 +51,7 @@ class Bounds:
     batch_items: int = 256
     turn_ms: int = 50
     heartbeat_ms: int = 1_000
+    list_again_ms: int = 1_000
     first_retry_ms: int = 100
     last_retry_ms: int = 5_000
 
@@ -57,7 +60,8 @@ class Sender:
     """Hands facts to the sidecar. `append`, `name`, `submit`, `started` and `turn_off` may be
     called from any thread; they never wait and never raise.
 
-    `listing` gives what is live: it is sent after a connection was made and after facts were lost.
+    `listing` gives what is live: it is sent after a connection was made, and, once the sidecar has
+    taken what waited, after facts were lost.
     The sending thread calls it, so it must copy what others change. Whoever keeps the list adds to
     it before the first fact of a sequence, and removes from it after the last.
     `is_resting` says on the same thread whether the engine's loop waits and has no work.
@@ -154,7 +158,7 @@ class Sender:
         self._turned_off: list[TurnedOff] = []
         self._wake, self._start_lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._told_lost, self._is_list_due = 0, False
+        self._told_lost, self._next_list_ns, self._is_list_due = 0, 0, False
         self._retry_ms, self._next_try_ns, self._beat_ns = self._bounds.first_retry_ms, 0, 0
         self._is_over = self._is_closing = False
 
@@ -183,9 +187,10 @@ class Sender:
         """What is wrong with telemetry costs the facts that were at hand, and nothing else."""
         try:
             self._connect_if_due()
+            has_taken_all = self._outbox.is_empty
             self._encode_queued()
             if self._link.is_up:
-                self._list_if_due()
+                self._list_if_due(has_taken_all)
                 self._beat_if_due()
                 self._send_waiting()
         except Exception:
@@ -244,15 +249,18 @@ class Sender:
             return False
         return True
 
-    def _list_if_due(self) -> None:
-        """What is live, at a moment when everything that was written before has been encoded."""
-        has_lost = self._outbox.lost_facts > self._told_lost
-        if self._listing is None or not (self._is_list_due or has_lost):
+    def _list_if_due(self, has_taken_all: bool) -> None:
+        """What is live, at a moment when everything that was written before has been encoded. A
+        sidecar that still has to take what waits would lose such a list too."""
+        now_ns, has_lost = self._clock.now_ns(), self._outbox.lost_facts > self._told_lost
+        is_again = has_lost and has_taken_all and now_ns >= self._next_list_ns
+        if self._listing is None or not (self._is_list_due or is_again):
             return
         fact, names = self._listing()
         if self._queue:
             return  # in the next turn
         self._outbox.put([*names, fact], self.turn_ns)
+        self._next_list_ns = now_ns + self._bounds.list_again_ms * 1_000_000
         self._is_list_due = False
         self._told_lost = self._outbox.lost_facts  # what had to make room for the list is in it
 
@@ -273,6 +281,25 @@ class Sender:
             self._outbox.sent(taken_bytes)
 
 
+def report_not_observed(
+    role: Role,
+    engine: str,
+    version: str,
+    *,
+    path: Path,
+    hook: str,
+    error: Exception,
+    index: int = 0,
+) -> None:
+    """Tell the sidecar at `path` why this process is not observed: `hook` met `error`. The text of
+    one that is not ours is left out."""
+    reason = str(error) if isinstance(error, UnknownEngine) else where(error)
+    sender = Sender(role, engine, version, index, path=path)
+    sender.turn_off(hook, reason, is_all=True)
+    _unobserved.append(sender)
+
+
+_unobserved: list[Sender] = []
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 

@@ -38,6 +38,8 @@ from telemetry.facts.reasons import EndReason, FactSource
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import (
     EngineDied,
+    EngineHung,
+    EngineRecovered,
     Fact,
     FactsLost,
     RequestAccepted,
@@ -94,10 +96,9 @@ class Hub:
         self._core_requests = CoreRequests()
         self._requests = FrontRequests()
         self._heap: list[Waiting] = []
-        self._number = 0
+        self._number = self._last_seq_id = self._deaths = 0
         self._engine: _Engine | None = None
-        self._last_seq_id = 0
-        self._deaths = 0
+        self._is_hung = False
         self._core: Stream | None = None
         self._ticked_ns: int | None = None
         self._pauses: deque[tuple[int, int]] = deque(maxlen=_PAUSES_KEPT)  # end, and length
@@ -193,7 +194,7 @@ class Hub:
     # What has been lost
 
     def engine_died(self, at_ns: int, detail: str) -> None:
-        """After all that the engine has sent; it counts if it had work then."""
+        """After all that the engine has sent; it counts if it had work then, or hung."""
         self.put((EngineDied(at_ns, None, detail, 0),))
 
     def unobserved(self, stream: Stream, at_ns: int) -> None:
@@ -289,6 +290,9 @@ class Hub:
                 self._append(*self._core_requests.end_all(fact.at_ns, EndReason.END_LOST, live))
             case EngineDied():
                 self._end_sequences(fact)
+            case EngineHung() | EngineRecovered():
+                self._is_hung = isinstance(fact, EngineHung)
+                self._append(fact)
             case RequestAccepted():
                 self._append(self._requests.accept(fact, who))
             case RequestParsed() | RequestTokenized() | SequenceSubmitted() | RequestEnded():
@@ -312,9 +316,10 @@ class Hub:
         self._append(known)
 
     def _end_sequences(self, fact: EngineDied) -> None:
-        """An engine that has died, if it had any."""
-        if not self.sequences:
+        """An engine that has died, if it had any, or requests waited for it, or a hang ends so."""
+        if not self.open and not self._is_hung:
             return
+        self._is_hung = False
         self._deaths += 1
         self._append(replace(fact, restart=self._deaths))
         for seq_id in self.sequences:

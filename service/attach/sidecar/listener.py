@@ -41,6 +41,8 @@ log = logging.getLogger("phasescope.attach")
 
 MOST_CONNECTIONS = 64
 HELLO_S = 10.0
+AHEAD_NS = 1_000_000_000
+"""On one clock a Hello comes after it was written; a time namespace may have another clock."""
 _REASON_CHARACTERS = 300
 
 
@@ -92,6 +94,13 @@ class Connections:
         if any(len(text) > NAME_CHARACTERS for text in texts):
             raise Refused(Refusal.TOO_LARGE, "a name is too long")
         now_ns = self._clock.now_ns()
+        if hello.at_ns - now_ns > AHEAD_NS:
+            raise Refused(
+                Refusal.CLOCK,
+                f"the clock of the {hello.role.value.replace('_', ' ')} (process {hello.pid}) is "
+                f"{(hello.at_ns - now_ns) / 1e9:.1f} s ahead of the sidecar's: run both in one "
+                "time namespace",
+            )
         stream = Stream(hello, pid, now_ns, now_ns)
         core = self.core
         if stream.is_core and core is not None and not _is_same(core, stream):
@@ -252,7 +261,7 @@ class _Connection(asyncio.Protocol):
         self._is_ignored = True
         if refused.why is Refusal.SECOND_CORE:
             self._connections.ignored(self, is_there=True)
-        elif refused.why is not Refusal.PROTOCOL:
+        elif refused.why not in (Refusal.PROTOCOL, Refusal.CLOCK):
             self._transport.abort()
 
     def abort(self) -> None:

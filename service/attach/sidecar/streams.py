@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     TOO_MANY = "too_many"  # connections
     USER = "user"  # a process of another user
     SILENT = "silent"  # no Hello in time
+    CLOCK = "clock"  # the stamps of the process are ahead of ours: its facts would wait for ever
 
 
 @dataclass(slots=True)

@@ -79,24 +79,24 @@ class Watch:
             stream = gone.stream
             if stream.who in connected or (stream.is_core and has_core):
                 self._gone.remove(gone)
-                if stream.who not in connected:
-                    self._end(stream, now_ns, is_dead=True)
+                if stream.who not in connected:  # before anything that the next core has begun
+                    self._end(stream, gone.since_ns, is_dead=True)
                 continue
             is_dead = stream.pid is not None and self._state_of(stream.pid) in _DEAD
             if is_dead or now_ns - gone.since_ns >= GONE_NS:
                 self._gone.remove(gone)
                 self._end(stream, now_ns, is_dead or stream.pid is None)
 
-    def _end(self, stream: Stream, now_ns: int, is_dead: bool) -> None:
+    def _end(self, stream: Stream, at_ns: int, is_dead: bool) -> None:
         """The process has ended; or it runs, and sends nothing any more."""
         what = f"the {stream.hello.role.value.replace('_', ' ')} (process {stream.hello.pid})"
         log.warning("%s %s", what, "has ended" if is_dead else "is not observed any more")
         if not is_dead:
-            self._hub.unobserved(stream, now_ns)
+            self._hub.unobserved(stream, at_ns)
         elif not stream.is_core:
-            self._hub.front_end_died(stream.who, now_ns)
+            self._hub.front_end_died(stream.who, at_ns)
         else:
-            self._hub.engine_died(now_ns, f"{what} has ended")
+            self._hub.engine_died(at_ns, f"{what} has ended")
 
     def _look_at_core(self, core: Stream | None, now_ns: int) -> None:
         last_ns, self._last_look_ns = self._last_look_ns, now_ns

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from service.attach.sidecar.attached import AttachedEngine, AttachView
@@ -18,11 +20,13 @@ from service.attach.sidecar.socket_file import SocketUnusable, default_path, lis
 from service.attach.wire import socket_path
 from service.composition.attached.families import attach_families
 from service.composition.console import ConsoleProcess
+from service.composition.early_signals import EarlySignals
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import Observed, build_telemetry
 from service.composition.thread_stacks import gateway_stacks
+from service.config.http_settings import SOCKET_PATH_BYTES
 from service.config.settings import AttachedConfig, ConfigError
 from service.gateway.engine_client.stacks import kernel_lines
 from service.gateway.http.acceptor import raise_descriptor_limit
@@ -46,9 +50,11 @@ def run_sidecar(
     held: int | None = None,
 ) -> int:
     """Observe until a signal, or until the pipe `held` ends; returns the exit code. `announce` is
-    called with the socket's path and the HTTP address when both are open. Raises ConfigError."""
+    called with the socket's path and the HTTP address when both are open and nothing else can be
+    wrong with the settings. Raises ConfigError."""
     import uvloop
 
+    signals = EarlySignals()
     faulthandler.enable(2)  # a crash of the interpreter leaves all stacks on stderr
     raise_descriptor_limit()
     http = bind(config.gateway)
@@ -59,9 +65,10 @@ def run_sidecar(
         except SocketUnusable as error:
             raise ConfigError(f"--socket {error}") from error
         try:
-            announce(path, _address(config, port_of(http)))
+            signals.let_in()
+            ready = partial(announce, path, _address(config, port_of(http)))
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_observe(config, http, attach, say, held))
+                runner.run(_observe(config, http, attach, say, held, ready))
         finally:
             remove(path, attach)
     finally:
@@ -71,8 +78,14 @@ def run_sidecar(
 
 
 def _path(config: AttachedConfig, port: int) -> Path:
+    """Absolute: the engine may run in another folder. Raises ConfigError."""
     stated = config.attach.socket
-    return Path(stated) if stated is not None else socket_path() or default_path(port)
+    if stated is None:
+        return (socket_path() or default_path(port)).absolute()
+    found = Path(stated).absolute()
+    if len(os.fsencode(found)) > SOCKET_PATH_BYTES:
+        raise ConfigError(f"--socket {found}: the path is longer than {SOCKET_PATH_BYTES} bytes")
+    return found
 
 
 def _address(config: AttachedConfig, port: int) -> str:
@@ -88,8 +101,9 @@ async def _observe(
     attach: socket.socket,
     say: Say,
     held: int | None,
+    ready: Callable[[], None],
 ) -> None:
-    dump_on_signal(None)  # until there is a recorder
+    """Raises ConfigError, before it calls `ready`."""
     clock, connections = MonotonicClock(), ConnectionCounts()
     engine = AttachedEngine(clock)
     observed = Observed(
@@ -122,6 +136,7 @@ async def _observe(
         _end_with(held)
     observing = asyncio.create_task(engine.run(attach), name="attached")
     try:
+        ready()
         await run_gateway(
             attached_app(state), state, http, observing, lambda: _announce(telemetry, console, say)
         )

@@ -2,9 +2,10 @@
 
 Neither child depends on the other: the command goes on when the sidecar ends, and the sidecar is
 started again, at the same socket. The parent only passes signals on and waits, and ends with the
-command's exit code. The sidecar is a fork of the parent in a session of its own, so that a Ctrl-C
-is for the command; it ends when the parent's end of its pipe is closed, also after a kill of the
-parent.
+command's exit code; an error of its own, such as a full disk or no more descriptors, ends neither.
+Signals are for the command, SIGUSR2 is for the sidecar, which writes a dump. The sidecar is a fork
+of the parent in a session of its own, so that a Ctrl-C is for the command; it ends when the
+parent's end of its pipe is closed, also after a kill of the parent.
 
 This module imports only the standard library: the parent lives as long as the command.
 """
@@ -24,15 +25,11 @@ Sidecar = Callable[[int, Callable[[str, str], None]], int]
 """Runs until a signal or until the pipe (its first argument) ends, and returns its exit code; calls
 its second argument with the socket's path and the HTTP address once both are open."""
 
-PASSED_ON = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-_HANDLED = frozenset((signal.SIGCHLD, *PASSED_ON))
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+_DUMP = signal.SIGUSR2
+_HANDLED = frozenset((signal.SIGCHLD, _DUMP, *PASSED_ON))
+_NOT_INHERITED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores them, and what is ignored stays so in a command."""
 _FROM_KERNEL = 0x80  # of the terminal: every process in the foreground has got it
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _HEALTHY_NS = 60_000_000_000  # a sidecar that ran for so long has not failed at its start
@@ -50,7 +47,7 @@ class _Child:
 
 
 class Parent:
-    """Runs both; `say` prints one line, `now_ns` is a monotonic clock."""
+    """Runs both; `say` prints one line, where that is possible, `now_ns` is a monotonic clock."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class Parent:
         say: Callable[[str], None],
         now_ns: Callable[[], int],
     ) -> None:
-        self._sidecar, self._variable, self._say = sidecar, variable, say
+        self._sidecar, self._variable, self._print = sidecar, variable, say
         self._now_ns = now_ns
         self._begun_ns = 0  # the sidecar
         self._child: _Child | None = None
@@ -67,10 +64,12 @@ class Parent:
         self._retry_s = _FIRST_RETRY_S
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """The exit code of the command, or of a sidecar that cannot start."""
+        """The exit code of the command, or of a sidecar that cannot start. Raises OSError if there
+        can be no process for one."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no child would tell of its end
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
-            path = self._start_sidecar()
+            path = self._open_sidecar()
             if path is None:
                 return self._end_sidecar()
             try:
@@ -79,6 +78,7 @@ class Parent:
                     list(command),
                     {**environment, self._variable: path},
                     setsigmask=before,
+                    setsigdef=_NOT_INHERITED,
                 )
             except OSError as error:
                 self._say(f"{command[0]}: {error.strerror}")
@@ -103,11 +103,24 @@ class Parent:
             if found is None:
                 self._restart_sidecar()
             elif found.si_signo != signal.SIGCHLD:
-                if found.si_code != _FROM_KERNEL:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(command, found.si_signo)
+                self._pass_on(found, command)
             elif (code := self._reap(command)) is not None:
                 return code
+
+    def _pass_on(self, found: signal.struct_siginfo, command: int) -> None:
+        """What the terminal sends has reached the command already, but for the end of the terminal:
+        that goes to the first process of a session alone."""
+        number = found.si_signo
+        with contextlib.suppress(OSError):
+            if number == _DUMP:
+                if self._child is not None:
+                    os.kill(self._child.pid, number)
+            elif number == signal.SIGHUP or found.si_code != _FROM_KERNEL:
+                os.kill(command, number)
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads, or the disk is full
+            self._print(line)
 
     def _reap(self, command: int) -> int | None:
         """Take the exit codes of all children that have ended; that of the command, if it has."""
@@ -126,44 +139,62 @@ class Parent:
 
     # The sidecar
 
-    def _start_sidecar(self) -> str | None:
-        """The path of its socket once it is open; None: it does not start, and has said why."""
+    def _open_sidecar(self) -> str | None:
+        """Start the first one. The path of its socket once it is open; None: it does not start, and
+        has said why. Raises OSError."""
         ready, told = os.pipe()
-        held, lifeline = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(ready)
-            os.close(lifeline)
-            self._be_sidecar(held, told)
-        os.close(told)
-        os.close(held)
-        self._child, self._begun_ns = _Child(pid, lifeline), self._now_ns()
         try:
-            path = _read_line(ready)
+            try:
+                self._start_sidecar(ready, told)
+            finally:
+                os.close(told)
+            self._path = _read_line(ready)
         finally:
             os.close(ready)
-        self._path = self._path or path
-        return path
+        return self._path
 
-    def _be_sidecar(self, held: int, told: int) -> None:
+    def _start_sidecar(self, ready: int | None = None, told: int | None = None) -> None:
+        """`ready` and `told` are the ends of a pipe for the path of the first one. Nobody waits for
+        a later one: its end tells if it does not start. Raises OSError."""
+        held, lifeline = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(held)
+            os.close(lifeline)
+            raise
+        if pid == 0:
+            os.close(lifeline)
+            if ready is not None:
+                os.close(ready)
+            self._be_sidecar(held, told)
+        os.close(held)
+        self._child, self._begun_ns = _Child(pid, lifeline), self._now_ns()
+
+    def _be_sidecar(self, held: int, told: int | None) -> None:
         """In the child: never returns."""
         code = 1
         try:
             os.setsid()
+            signal.signal(_DUMP, lambda number, frame: None)  # until there is a recorder
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
             def announce(path: str, address: str) -> None:
                 self._say(f"the sidecar is ready at {address}, its socket is {path}")
-                os.write(told, f"{path}\n".encode())
+                if told is not None:
+                    os.write(told, f"{path}\n".encode())
 
             if self._path is not None:
                 os.environ[self._variable] = self._path
             code = self._sidecar(held, announce)
+        except SystemExit as end:  # a signal, before it was ready
+            code = end.code if isinstance(end.code, int) else 1
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
             os._exit(code)
 
     def _lost_sidecar(self, code: int) -> None:
@@ -179,7 +210,13 @@ class Parent:
 
     def _restart_sidecar(self) -> None:
         self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
-        self._start_sidecar()  # one that does not start is seen by its end
+        try:
+            self._start_sidecar()
+        except OSError as error:
+            self._say(
+                f"the sidecar cannot be started ({error.strerror}); it is tried again in "
+                f"{self._retry_s:g} s"
+            )
 
     def _end_sidecar(self) -> int:
         """Let it drain, and take its exit code."""

@@ -66,7 +66,6 @@ async def _serve(
     stages: Stages,
     say: Say,
 ) -> None:
-    dump_on_signal(None)  # until there is a recorder
     clock, lane, model = MonotonicClock(), Lane(source=FactSource.GATEWAY), config.engine.model
     tokenizer, vocabulary = await asyncio.to_thread(read_tokenizer, config, clock)
     stages.end(StartStage.TOKENIZER)

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 from typing import TYPE_CHECKING
 
+from service.composition.early_signals import EarlySignals
 from service.config.settings import ServeConfig
 from service.fleet.membership.static_file import StaticFile
 from service.gateway.http.acceptor import raise_descriptor_limit
@@ -28,9 +29,11 @@ def run_fleet_gateway(config: ServeConfig, say: Say) -> int:
     raise_descriptor_limit()
     assert config.fleet.engines is not None, "else it has an engine of its own"
     membership = StaticFile(config.fleet.engines)
+    signals = EarlySignals()
     listener = bind(config.gateway)
-    stages.end(StartStage.LAUNCH)
     try:
+        signals.let_in()
+        stages.end(StartStage.LAUNCH)
         from service.composition.fleet.serving import serve_fleet
 
         stages.end(StartStage.GATEWAY_IMPORTS)

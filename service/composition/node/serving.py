@@ -106,7 +106,6 @@ class _Node:
 
     async def run(self, first: EngineProcess) -> None:
         """Until a signal. Raises ConfigError, EngineStartFailed, GatewaysLost."""
-        dump_on_signal(None)  # until there is a recorder
         config, client = self._config, self._client
         supervisor = Supervisor(
             client,

@@ -7,6 +7,7 @@ import gc
 import socket
 from typing import TYPE_CHECKING
 
+from service.composition.early_signals import EarlySignals
 from service.config.fleet_settings import address_of
 from service.config.settings import ConfigError, ServeConfig
 from service.fleet.wire.key_file import KeyFileError, read_key
@@ -33,8 +34,10 @@ def run_node(config: ServeConfig, say: Say) -> int:
     stages = Stages(clock, process_start_ns())
     raise_descriptor_limit()
     key = _key(config)
+    signals = EarlySignals()
     http = bind(config.gateway)
     try:
+        signals.let_in()
         with _listening(config.node.listen) as gateways:
             try:
                 engine = start_engine(clock)

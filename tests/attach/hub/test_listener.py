@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from service.attach.sidecar.hub import Hub
-from service.attach.sidecar.listener import Connections, Refused
+from service.attach.sidecar.listener import AHEAD_NS, Connections, Refused
 from service.attach.sidecar.streams import Counts, Refusal
 from service.attach.sidecar.watch import Watch
-from service.attach.wire import NAME_CHARACTERS, Batch, sent_name
+from service.attach.wire import NAME_CHARACTERS, Batch, Role, sent_name
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.recorder import Lane
 from tests.attach.scripted_engine import hello
@@ -44,6 +44,18 @@ def test_a_process_that_has_the_number_of_another_one_loses_its_own_facts() -> N
             found.take(stream, Batch([], lost_facts=lost_facts))
         found.gone(stream)
     assert found.lost_facts == 2 + 3
+
+
+def test_a_process_whose_clock_is_ahead_is_refused_and_why_is_said() -> None:
+    """It is in another time namespace: its facts would wait here until their time had come."""
+    found = connections()
+    found.greet(hello(at_ns=AHEAD_NS), 1000)
+    with pytest.raises(
+        Refused, match=r"process 7\) is 1\.5 s ahead .* one time namespace"
+    ) as refused:
+        found.greet(hello(Role.FRONT_END, pid=7, at_ns=3 * AHEAD_NS // 2), 1001)
+    assert refused.value.why is Refusal.CLOCK
+    assert not found.has_front_end
 
 
 def test_cores_of_two_containers_may_have_the_same_number() -> None:

@@ -8,7 +8,7 @@ from service.attach.sidecar.hub import WINDOW_NS, Hub
 from service.attach.sidecar.streams import Counts, Stream
 from service.attach.sidecar.watch import GONE_NS, POLL_NS, SILENT_NS, STUCK_NS, Watch
 from service.attach.wire import Batch, Role
-from telemetry.facts.engine_records import SequencesListed
+from telemetry.facts.engine_records import EngineStarted, SequenceQueued, SequencesListed
 from telemetry.facts.reasons import EndReason, HangKind
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import (
@@ -16,6 +16,7 @@ from telemetry.facts.records import (
     EngineHung,
     EngineRecovered,
     Fact,
+    RequestAccepted,
     RequestEnded,
     RequestsListed,
 )
@@ -145,6 +146,46 @@ def test_an_engine_that_ends_with_work_has_died() -> None:
     assert isinstance(died, EngineDied)
     assert isinstance(ended, RequestEnded)
     assert ended.reason is EndReason.ENGINE_DIED
+
+
+@pytest.mark.parametrize("is_core_first", [True, False])
+def test_an_engine_that_hung_with_a_request_at_its_front_end_and_is_killed_has_died(
+    is_core_first: bool,
+) -> None:
+    """Else the hang would never end; also where the front end is killed first, with its request."""
+    world = World()
+    world.hub.take(world.stream, Batch([shifted(sequence_ended(1, 300), BEGIN_NS)]), 0)
+    world.pass_ns(1_000_000_000)
+    front = Stream(hello(Role.FRONT_END, 2000), 1001, world.now_ns, world.now_ns)
+    came_ms = (world.now_ns - BEGIN_NS) // 1_000_000
+    world.hub.take(front, Batch([shifted(accepted("r1", came_ms), BEGIN_NS)]), 0)
+    world.pass_ns(2 * SILENT_NS, heard=False)
+    world.lane.drain()
+    assert world.watch.health.hung_ns is not None
+
+    for stream in (world.stream, front) if is_core_first else (front, world.stream):
+        world.watch.lost(stream, world.now_ns)
+    world.state = "Z"
+    world.pass_ns(POLL_NS, connected=False)
+
+    assert {type(fact) for fact in world.facts()} == {EngineDied, RequestEnded}
+
+
+def test_an_engine_that_another_one_follows_has_died_before_that_begins() -> None:
+    """What the next one has by then lives on."""
+    world = World()
+    world.watch.lost(world.stream, world.now_ns)
+    begun_ns = world.now_ns + 1_000_000
+    following = Stream(hello(pid=2000), 1001, begun_ns, begun_ns)
+    facts = [started(begun_ns, 2000), shifted(queued(1, 1), begun_ns)]
+    world.hub.take(following, Batch(facts), 0)
+    world.now_ns += POLL_NS
+    world.watch.look([following], world.now_ns)
+
+    found = world.facts()
+    kinds = [type(fact) for fact in found if not isinstance(fact, RequestAccepted | SequenceQueued)]
+    assert kinds[:3] == [EngineDied, RequestEnded, EngineStarted]
+    assert world.hub.sequences == {2}
 
 
 def test_a_process_that_connects_again_goes_on() -> None:

@@ -72,6 +72,21 @@ def test_only_so_many_dumps_are_kept_the_newest(tmp_path: Path) -> None:
     assert recording.dumps() == written[-3:]
 
 
+def test_a_server_removes_dumps_of_its_own_earlier_runs_and_none_of_another_server(
+    tmp_path: Path,
+) -> None:
+    """The default folder is that of all servers of a user."""
+    theirs = Path(Recording(tmp_path, server="port80001").dump().path)
+    before = Path(Recording(tmp_path).dump().path)
+    before = before.rename(before.with_name(before.name.replace("20", "19", 1)))
+    own = Recording(tmp_path, kept=1)
+    own.dump()
+    own.clock.advance(2 * SECOND)
+    last = Path(own.dump().path)
+
+    assert set(own.dumps()) == {theirs, last}
+
+
 def test_an_unwritable_folder_loses_the_dump_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     recording = Recording(tmp_path / "file" / "dumps")
@@ -111,7 +126,7 @@ def test_a_dump_is_in_use_until_it_has_its_name(tmp_path: Path) -> None:
         yield b"half"
         seen.extend(is_in_use(path) for path in tmp_path.glob("*.partial"))
 
-    dumps = Dumps(tmp_path, ManualClock(), frames)
+    dumps = Dumps(tmp_path, ManualClock(), frames, server="port8000")
     path = Path(dumps.write(DumpReason.REQUEST, 0).path)
 
     assert seen == [True]
@@ -123,7 +138,7 @@ def test_a_dump_that_fails_halfway_leaves_no_file(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        Dumps(tmp_path, ManualClock(), frames).write(DumpReason.REQUEST, 0)
+        Dumps(tmp_path, ManualClock(), frames, server="port8000").write(DumpReason.REQUEST, 0)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.guard import where
 from service.attach.inside.sglang.observer import Observer
 from service.attach.inside.sglang.seams import (
     BATCH,
@@ -22,13 +21,12 @@ from service.attach.inside.sglang.seams import (
     SCHEDULER,
     check_methods,
 )
-from service.attach.inside.transport import Listing, Sender
+from service.attach.inside.transport import Listing, Sender, report_not_observed
 from service.attach.inside.versions import UnknownEngine
 from service.attach.wire import Role
 
 Original = Callable[..., Any]
 _watch: Observer | None = None
-_unobserved: list[Sender] = []
 
 
 def register(path: Path, version: str) -> None:
@@ -50,14 +48,6 @@ def register(path: Path, version: str) -> None:
         HookRegistry.register(target, hook, HookType.AROUND)
 
 
-def say_off(path: Path, version: str, hook: str, error: Exception, index: int = 0) -> None:
-    """Tell the sidecar why this process is not observed."""
-    reason = str(error) if isinstance(error, UnknownEngine) else where(error)
-    sender = Sender(Role.ENGINE_CORE, ENGINE, version, index, path=path)
-    sender.turn_off(hook, reason, is_all=True)
-    _unobserved.append(sender)
-
-
 def _begin(scheduler: Any, path: Path, version: str) -> None:
     global _watch
     index = 0
@@ -70,14 +60,30 @@ def _begin(scheduler: Any, path: Path, version: str) -> None:
         index = int(parallel.dp_rank or 0)
         _check_kind(scheduler, parallel)
 
-        def make_sender(listing: Callable[[], Listing]) -> Sender:
-            return Sender(Role.ENGINE_CORE, ENGINE, version, index, path=path, listing=listing)
+        def make_sender(listing: Callable[[], Listing], is_resting: Callable[[], bool]) -> Sender:
+            return Sender(
+                Role.ENGINE_CORE,
+                ENGINE,
+                version,
+                index,
+                path=path,
+                listing=listing,
+                is_resting=is_resting,
+            )
 
         watch = Observer(scheduler, make_sender)
         watch.begin(version)
         _watch = watch
     except Exception as error:
-        say_off(path, version, "run_event_loop", error, index)
+        report_not_observed(
+            Role.ENGINE_CORE,
+            ENGINE,
+            version,
+            path=path,
+            hook="run_event_loop",
+            error=error,
+            index=index,
+        )
 
 
 def _check_kind(scheduler: Any, parallel: Any) -> None:

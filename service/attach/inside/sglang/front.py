@@ -21,7 +21,7 @@ from typing import Any
 
 from service.attach.inside.front_end.front import Front, Live, current
 from service.attach.inside.front_end.vllm_read import parameters
-from service.attach.inside.guard import Guard, where
+from service.attach.inside.guard import Guard
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.sglang.seams import (
     ENGINE,
@@ -32,14 +32,12 @@ from service.attach.inside.sglang.seams import (
     check_methods,
 )
 from service.attach.inside.transport import Sender
-from service.attach.inside.versions import UnknownEngine
 from service.attach.wire import Role
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import EndReason
 
 Original = Callable[..., Any]
 _UNAVAILABLE = 503
-_unobserved: list[Sender] = []
 
 
 def register(path: Path, version: str) -> None:
@@ -56,14 +54,6 @@ def register(path: Path, version: str) -> None:
     hooks = FrontHooks(front)
     for target, hook in hooks.targets.items():
         HookRegistry.register(target, hook, HookType.AROUND)
-
-
-def say_off(path: Path, version: str, hook: str, error: Exception) -> None:
-    """Tell the sidecar why this process is not observed."""
-    reason = str(error) if isinstance(error, UnknownEngine) else where(error)
-    sender = Sender(Role.FRONT_END, ENGINE, version, path=path)
-    sender.turn_off(hook, reason, is_all=True)
-    _unobserved.append(sender)
 
 
 class FrontHooks:

@@ -3,7 +3,7 @@
 A step is a batch with at least one sequence, from the moment `get_next_batch_to_run` was entered
 until `process_batch_result` returned. With the overlap schedule, SGLang's default, the next step is
 planned and launched before the outcome of this one is read. All methods run on the scheduler's
-loop, but `listing` (the thread that sends).
+loop, but `listing` and `is_resting` (the thread that sends).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Observer:
     def __init__(
         self,
         scheduler: Any,
-        make_sender: Callable[[Callable[[], Listing]], Sender],
+        make_sender: Callable[[Callable[[], Listing], Callable[[], bool]], Sender],
         clock: Clock | None = None,
     ) -> None:
         self.is_on = True
@@ -47,7 +47,7 @@ class Observer:
         self._adding: Any = None
         self._is_new = self._refused = self._is_idle = False
         self._abort_reason: EndReason | None = None
-        self._sender = make_sender(self.listing)
+        self._sender = make_sender(self.listing, self.is_resting)
         self._sequences = Sequences(self._sender)
 
     def begin(self, version: str) -> None:
@@ -64,6 +64,14 @@ class Observer:
     def listing(self) -> Listing:
         """Every live sequence, for the thread that sends."""
         return self._sequences.listing(self.now_ns())
+
+    def is_resting(self) -> bool:
+        """Whether the loop waits although sequences are live: the engine is paused. For the thread
+        that sends."""
+        try:
+            return bool(self._scheduler._engine_paused)
+        except Exception:
+            return False
 
     def close(self) -> None:
         """The scheduler's loop has ended: what waits is sent."""

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 from service.attach.inside.sglang import core, front
-from service.attach.inside.sglang.seams import SCHEDULER, check_version
-from service.attach.wire import socket_path
+from service.attach.inside.sglang.seams import ENGINE, SCHEDULER, check_version
+from service.attach.inside.transport import report_not_observed
+from service.attach.wire import Role, socket_path
 
 
 def register() -> None:
@@ -36,4 +37,5 @@ def register_at(path: Path) -> None:
         check_version(version)
         (front if is_server else core).register(path, version)
     except Exception as error:
-        (front if is_server else core).say_off(path, version, "register", error)
+        role = Role.FRONT_END if is_server else Role.ENGINE_CORE
+        report_not_observed(role, ENGINE, version, path=path, hook="register", error=error)

@@ -83,6 +83,7 @@ READ: Mapping[tuple[str, str], Sequence[str]] = {
         "dllm_config",
         "enable_pdmux",
         "_pending_chunked_abort_req",
+        "_engine_paused",
     ),
     (BATCH, "Req"): (
         "rid",

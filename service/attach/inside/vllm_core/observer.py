@@ -18,7 +18,7 @@ from typing import Any
 from service.attach.inside.block_aliases import BlockAliases
 from service.attach.inside.front_end.vllm_front import no_python_front_end
 from service.attach.inside.guard import Guard, guarded, where
-from service.attach.inside.transport import Listing, Sender
+from service.attach.inside.transport import Listing, Sender, report_not_observed
 from service.attach.inside.vllm_core.ends import end_reason
 from service.attach.inside.vllm_core.grammars import hook_grammars
 from service.attach.inside.vllm_core.live import Ending, Flight, Live, planned_row
@@ -95,8 +95,9 @@ class Observer:
             observer._begin(version)
             return observer
         except Exception as error:
-            sender = Sender(Role.ENGINE_CORE, "vllm", version, path=path)
-            sender.turn_off("__init__", where(error), is_all=True)
+            report_not_observed(
+                Role.ENGINE_CORE, "vllm", version, path=path, hook="__init__", error=error
+            )
             return None
 
     def guard_of(self, hook: str, is_vital: bool) -> Guard:

@@ -11,8 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.guard import where
-from service.attach.inside.transport import Sender
+from service.attach.inside.transport import report_not_observed
 from service.attach.inside.versions import UnknownEngine, check_seams
 from service.attach.inside.vllm_core.hooks import Hooks, hook_core
 from service.attach.wire import Role
@@ -49,7 +48,9 @@ def register(path: Path, version: str, reason_against: str | None) -> None:
                 raise UnknownEngine(reason_against)
             return observed(chosen, path, version)
         except Exception as error:
-            say_off(path, version, "get_scheduler_cls", error)
+            report_not_observed(
+                Role.ENGINE_CORE, "vllm", version, path=path, hook="get_scheduler_cls", error=error
+            )
             return chosen
 
     setattr(get_scheduler_cls, _MARK, True)
@@ -77,14 +78,3 @@ def observed(base: type, path: Path, version: str) -> type:
         _MARK: True,
     }
     return type(base.__name__, (Hooks, base), members)
-
-
-def say_off(path: Path, version: str, hook: str, error: Exception) -> None:
-    """Tell the sidecar why this process is not observed."""
-    reason = str(error) if isinstance(error, UnknownEngine) else where(error)
-    sender = Sender(Role.ENGINE_CORE, "vllm", version, path=path)
-    sender.turn_off(hook, reason, is_all=True)
-    _unobserved.append(sender)
-
-
-_unobserved: list[Sender] = []
