@@ -33,8 +33,8 @@ from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission
 from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoice
-from service.fleet.transfer.decode_side import DecodePatience
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.decode_side import DecodeSideSettings
+from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.messages import Load
@@ -221,8 +221,8 @@ class Judged(Timed):
                 ),
                 link=LinkModel(jitter_ns=0, block_ns=setting.block_ns), cost=FittedCost(cost),
                 prefills=layout.prefills, decodes=ENGINES - layout.prefills,
-                decode_patience=DecodePatience(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
-                prefill_patience=PrefillPatience(hold_ns=600 * SECOND),
+                decode_patience=DecodeSideSettings(lease_ns=600 * SECOND, longest_ns=600 * SECOND),
+                prefill_patience=PrefillSideSettings(hold_ns=600 * SECOND),
             ),
             layout.by_rule, setting.link, int(self._ttft_ns),
         )  # fmt: skip

@@ -19,8 +19,8 @@ from dashboards.extras import need
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.records import Fact, RequestAccepted, RequestEnded
+from telemetry.journal.atomic_file import atomic_file
 from telemetry.journal.journal_reader import Journal
-from telemetry.journal.whole_file import whole_file
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -118,7 +118,7 @@ class _Writer:
 @contextlib.contextmanager
 def _writing(table: Table, folder: Path, group_rows: int) -> Iterator[_Writer]:
     """The file gets its name when the block ends without an error."""
-    with whole_file(folder / table.file_name) as partial:
+    with atomic_file(folder / table.file_name) as partial:
         writer = _Writer(table, partial, group_rows)
         try:
             yield writer

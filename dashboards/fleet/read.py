@@ -21,7 +21,7 @@ from telemetry.journal.replay import Replay
 from telemetry.numbers.windows import WINDOWS_S
 from telemetry.stats.histogram_report import Distributions, distributions, merge
 from telemetry.stats.slo import SloFold
-from telemetry.stats.window import PERCENTILE_WINDOW_S, Snapshot
+from telemetry.stats.snapshot import PERCENTILE_WINDOW_S, Snapshot
 
 DEADLINE_S = 5.0
 WINDOW = next(name for name, length_s in WINDOWS_S.items() if length_s == PERCENTILE_WINDOW_S)

@@ -15,7 +15,7 @@ from dashboards.printable import printable
 from dashboards.terminal import Plain, terminal
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 _ONCE_WIDTH, _ONCE_HEIGHT = 110, 34
 

@@ -17,7 +17,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.credentials import KeyUnusable, bearer, shown_url
 from telemetry.facts.limits import LimitsView
 from telemetry.requests.request_list import RequestsPage
-from telemetry.stats.window import Batch, Snapshot
+from telemetry.stats.snapshot import Batch, Snapshot
 
 _TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine

@@ -14,7 +14,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.limits import LimitValue
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.stats.slo_report import SloStatus
-from telemetry.stats.window import Cell, GridRow, Snapshot
+from telemetry.stats.snapshot import Cell, GridRow, Snapshot
 
 MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from dashboards.monitor import panels
 from dashboards.terminal import terminal
 from diagnosis.verdicts.classifier import Diagnosis
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 _SIDE_BY_SIDE = 78
 _LEAST_GRID = 4  # its border, a row, and room below it

@@ -187,7 +187,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     itl_p99_ms: float | None
 
 
-class Help(msgspec.Struct, frozen=True, kw_only=True):
+class Remedies(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the replays; `why_not` says why there is none, or no remedy."""
 
     gains: tuple[Gain, ...] = ()

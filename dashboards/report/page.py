@@ -13,7 +13,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dashboards.report.charts import picture
-from dashboards.report.incident import Help, Incident
+from dashboards.report.incident import Incident, Remedies
 from dashboards.report.moments import shown
 from dashboards.report.runbook import Sections, runbook
 from diagnosis.evidence import Counted, Late, Measurement, Promised
@@ -35,7 +35,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def report_page(incident: Incident, helped: Help, about: About) -> str:
+def report_page(incident: Incident, helped: Remedies, about: About) -> str:
     """The whole HTML file."""
     sections = _sections(incident)
     template = _environment().get_template("report.html")

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from telemetry.journal.whole_file import whole_file
+from telemetry.journal.atomic_file import atomic_file
 
 Args = dict[str, Any]
 _GZIP_LEVEL = 4
@@ -60,7 +60,7 @@ class TraceWriter:
     def __enter__(self) -> TraceWriter:
         """Raises OSError, as the end of the block does."""
         with contextlib.ExitStack() as stack:
-            partial = stack.enter_context(whole_file(self._path))
+            partial = stack.enter_context(atomic_file(self._path))
             file: BinaryIO = stack.enter_context(partial.open("wb"))
             if self._path.suffix == ".gz":
                 packed = gzip.GzipFile(self._path.name, "wb", _GZIP_LEVEL, file)

@@ -15,7 +15,7 @@ from lab.fleet.recorded.record import FleetNotReplayable, FleetRecord, read_flee
 from lab.fleet.recorded.world import ReplayedFleet
 from lab.simulation.evidence import InvariantViolated
 from service.config.settings import ConfigError
-from service.fleet.routing.decided_again import NoRouter, decide_again
+from service.fleet.routing.decision_replay import NoRouter, replay_decisions
 from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.sequence_records import RemoteAdmitted, SequenceSent
 from telemetry.facts.records import Fact
@@ -67,7 +67,7 @@ def fleet_identity(journal: Journal) -> FleetIdentity:
     """Each recorded choice, made again by the same router from the facts before it. Raises
     FleetNotReplayable where no router starts before them."""
     try:
-        again = decide_again(journal.facts(), most_differing=1 << 30)
+        again = replay_decisions(journal.facts(), most_differing=1 << 30)
     except NoRouter as error:
         raise FleetNotReplayable(f"choices cannot be made again: {error}") from error
     differing = len(again.differing)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from diagnosis.detection.reference import Reference
-from telemetry.journal.whole_file import write_whole
+from telemetry.journal.atomic_file import write_atomically
 
 
 class BaselineError(Exception):
@@ -17,7 +17,7 @@ class BaselineError(Exception):
 def save_baseline(reference: Reference, path: Path) -> None:
     """Write it as indented JSON. Raises BaselineError."""
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
     except OSError as error:
         raise BaselineError(f"{path}: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from dashboards.explain import Explained, render
 from dashboards.monitor.screen import screen
 from diagnosis.verdicts.classifier import Diagnosis
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 _FONT_FACE = re.compile(r"\s*@font-face \{\{.*?\}\}\n", re.DOTALL)
 _FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

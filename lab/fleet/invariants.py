@@ -25,8 +25,8 @@ from collections import defaultdict
 from lab.fleet.engine import Made, SimEngine
 from lab.fleet.outcome import Asked
 from lab.simulation.evidence import require
-from service.fleet.routing.decided_again import decide_again
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.decision_replay import replay_decisions
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import MAX_CANDIDATES
 from telemetry.facts.fleet.routing_records import RequestRouted, RouteRefused
@@ -56,10 +56,10 @@ class FleetInvariants:
         if left:
             self._at[engine].clear()
 
-    def reported(self, engine: SimEngine, made: Made, taken: Reported) -> None:
+    def reported(self, engine: SimEngine, made: Made, taken: ReportStatus) -> None:
         """The router was given a report."""
         newest = self._numbers.get((engine.name, engine.incarnation), 0)
-        if taken is not Reported.TAKEN:
+        if taken is not ReportStatus.TAKEN:
             return
         current = self._incarnation.get(engine.name) == engine.incarnation
         require(9, current, f"{engine.name} reported for incarnation {engine.incarnation}")
@@ -135,7 +135,7 @@ class FleetInvariants:
         sent = sum(isinstance(fact, RequestRouted) for fact in facts)
         tries = sum(len(one.engines) for one in asked.values())
         require(1, sent == tries, f"{sent} choices, {tries} submits")
-        again = decide_again(facts)
+        again = replay_decisions(facts)
         first = again.differing[0] if again.differing else None
         require(6, first is None, f"chosen otherwise from the facts: {_brief(first)}")
         require(6, not again.undecidable, f"{again.undecidable} choices do not follow")

@@ -12,7 +12,7 @@ from service.cli.outputs import require_writable
 from service.cli.say import complain
 from service.cli.source import API_KEY, add_key
 from service.config.settings import ConfigError
-from telemetry.journal.whole_file import write_whole
+from telemetry.journal.atomic_file import write_atomically
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
@@ -233,7 +233,7 @@ def _tell(drawn: Any, files: Sequence[tuple[Path | None, bytes]]) -> bool:
 
 def _is_written(path: Path, data: bytes) -> bool:
     try:
-        write_whole(path, data)
+        write_atomically(path, data)
     except OSError as error:
         complain(f"{path}: {error.strerror}; the result is only in the table")
         return False

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from service.config.settings import ConfigError
-from telemetry.journal.whole_file import whole_file
+from telemetry.journal.atomic_file import atomic_file
 
 
 class _Tried(Exception):
@@ -36,7 +36,7 @@ def _try(path: Path) -> None:
     """Raises OSError."""
     if os.path.exists(path) and not os.access(path, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    with contextlib.suppress(_Tried), whole_file(path) as partial:
+    with contextlib.suppress(_Tried), atomic_file(path) as partial:
         if partial != path:
             partial.touch()
             raise _Tried

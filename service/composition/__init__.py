@@ -8,8 +8,8 @@ Only `service.cli` may import it.
 - `logs`: log lines as text or JSON.
 - `telemetry`, `telemetry_wiring`: folds, listeners and threads of telemetry; `metrics_wiring`,
   `tracing_wiring`, `recording`: what exports metrics, what exports spans, the flight recorder.
-- `root_wiring`, `root_worker`, `root_failures`: root cause by replay, in a child process, which
-  `replay_child` runs.
+- `root_cause_wiring`, `root_cause_worker`: root cause by replay, in a child process, which
+  `replay_child` runs; `worker_failures`: what can fail in it.
 - `report_wiring`, `report_worker`, `thread_stacks`: a folder for each incident, with report, stacks
   and dump.
 - `node`, `fleet`: an engine behind a network, and a gateway to many of them.

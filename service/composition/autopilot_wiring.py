@@ -13,7 +13,7 @@ from diagnosis.autopilot.proposal import Values
 from diagnosis.verdicts.classifier import Diagnoser
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.replay_child import ReplayChild
-from service.composition.root_wiring import current_diagnosis
+from service.composition.root_cause_wiring import current_diagnosis
 from service.config.settings import ConfigError, ServeConfig
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.runtime_limits import CONFIRM_S

@@ -21,7 +21,7 @@ from diagnosis.autopilot.proposal import Values
 from diagnosis.autopilot.view import AutopilotView, view_of
 from diagnosis.settings_search.answer import SettingsAnswer
 from service.composition.replay_child import ChildFailed, ReplayChild
-from service.composition.root_failures import RootFailure, RootFailures, reason_of
+from service.composition.worker_failures import WorkerFailure, WorkerFailures, reason_of
 from service.engine.limits_record import LimitError
 from service.gateway.engine_client.runtime_limits import EngineGone
 from telemetry.facts.autopilot_records import AutopilotDecided
@@ -33,7 +33,7 @@ from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
 from telemetry.pump.pump import Pump
 from telemetry.requests.phases import RequestTimeline
-from telemetry.stats.window import AutopilotLine
+from telemetry.stats.snapshot import AutopilotLine
 
 log = logging.getLogger("phasescope.autopilot")
 
@@ -61,7 +61,7 @@ class AutopilotWorker:
         arguments: Sequence[str],
     ) -> None:
         self.lane = Lane(source=FactSource.OTHER)
-        self.failures = RootFailures("the autopilot's search failed", catalog.AUTOPILOT_FAILURES)
+        self.failures = WorkerFailures("the autopilot's search failed", catalog.AUTOPILOT_FAILURES)
         self.searches = 0
         self._clock, self._pump, self._pilot = clock, pump, pilot
         self._mode, self._bounds = mode, bounds
@@ -182,13 +182,13 @@ class AutopilotWorker:
         except ChildFailed as failure:
             self._failed(failure.reason, str(failure))
         except msgspec.MsgspecError as error:
-            self._failed(RootFailure.REPLAY, str(error))
+            self._failed(WorkerFailure.REPLAY, str(error))
         except Exception as error:
             self._failed(reason_of(error), f"{type(error).__name__}: {error}")
         with self._pump.lock:
             cpu_s = self._child.cpu_s - before_s
             self._pilot.on_answer(number, answer, cpu_s, self._clock.now_ns())
 
-    def _failed(self, reason: RootFailure, error: str) -> None:
+    def _failed(self, reason: WorkerFailure, error: str) -> None:
         if not self._stopped.is_set():
             self.failures.note(reason, error)

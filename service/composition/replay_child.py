@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.composition.root_failures import RootFailure
+from service.composition.worker_failures import WorkerFailure
 
 COMMAND = (sys.executable, "-m", "service.cli.main")
 TIMEOUT_S = 120.0
@@ -22,7 +22,7 @@ _NICE = 19
 class ChildFailed(Exception):
     """The child gave no answer; the message is one line."""
 
-    def __init__(self, reason: RootFailure, error: str) -> None:
+    def __init__(self, reason: WorkerFailure, error: str) -> None:
         super().__init__(error)
         self.reason = reason
 
@@ -49,13 +49,13 @@ class NiceChild:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [*self._command, *arguments]
         if self._killed.is_set():
-            raise ChildFailed(RootFailure.KILLED, "its process was ended before it began")
+            raise ChildFailed(WorkerFailure.KILLED, "its process was ended before it began")
         try:
             child = self._child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
             )
         except OSError as error:
-            raise ChildFailed(RootFailure.START, f"{command[0]}: {error}") from error
+            raise ChildFailed(WorkerFailure.START, f"{command[0]}: {error}") from error
         if self._killed.is_set():
             child.kill()
         with contextlib.suppress(OSError):  # it has ended already, or this is not permitted
@@ -63,12 +63,12 @@ class NiceChild:
         output, errors, timed_out = self._wait(child)
         code, self._child = child.returncode, None
         if timed_out:
-            raise ChildFailed(RootFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
+            raise ChildFailed(WorkerFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
         if code < 0:
-            raise ChildFailed(RootFailure.KILLED, f"its process was ended by signal {-code}")
+            raise ChildFailed(WorkerFailure.KILLED, f"its process was ended by signal {-code}")
         if code or not output.strip():
             lines = errors.decode(errors="replace").strip().splitlines()
-            raise ChildFailed(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
+            raise ChildFailed(WorkerFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
         return output.strip()
 
     def _wait(self, child: subprocess.Popen[bytes]) -> tuple[bytes, bytes, bool]:

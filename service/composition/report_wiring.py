@@ -9,7 +9,7 @@ from pathlib import Path
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from service.composition.recording import server_word
 from service.composition.report_worker import ReportWorker
-from service.composition.root_wiring import current_diagnosis
+from service.composition.root_cause_wiring import current_diagnosis
 from service.config.settings import ConfigError, ObserverConfig
 from telemetry.facts.clock import Clock
 from telemetry.journal.flight_recorder import FlightRecorder

@@ -25,7 +25,7 @@ from diagnosis.detection.tail_thresholds import INCIDENT_NS
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, NiceChild
-from service.composition.root_failures import RootFailure, RootFailures, reason_of
+from service.composition.worker_failures import WorkerFailure, WorkerFailures, reason_of
 from telemetry.facts.clock import Clock, utc_stamp
 from telemetry.journal.in_use import in_use, is_in_use, writer_name, written_by
 from telemetry.metrics.catalog import recording as catalog
@@ -77,7 +77,7 @@ class ReportWorker:
         server: str,
     ) -> None:
         self.written = self.suppressed = 0
-        self.failures = RootFailures("no incident report", catalog.REPORT_FAILURES)
+        self.failures = WorkerFailures("no incident report", catalog.REPORT_FAILURES)
         self._clock, self._diagnosis = clock, diagnosis
         self._frames, self._stacks = frames, stacks
         self._folder, self._kept, self._interval_ns = folder, kept, interval_ns
@@ -190,7 +190,7 @@ class ReportWorker:
                 self.failures.forget()
                 return
 
-    def _failed(self, reason: RootFailure, error: str) -> int:
+    def _failed(self, reason: WorkerFailure, error: str) -> int:
         """How long to wait before the next attempt, in nanoseconds."""
         return 0 if self._stopped.is_set() else self.failures.note(reason, error)
 

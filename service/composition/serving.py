@@ -13,7 +13,7 @@ from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
-from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
+from service.composition.telemetry_wiring import ControlledEngine, TelemetryInputs, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
@@ -86,7 +86,7 @@ async def _serve(
         live, handlers, port = set[str](), dict[str, LiveRequest](), port_of(sockets.public[0])
         connections, counts, model = ConnectionCounts(), IngestCounts(), config.engine.model
         gateways = Gateways(config, clock, sockets, engine_client, gateway_lane, engine_lane)
-        observed = Observed(
+        observed = TelemetryInputs(
             engine=engine_client,
             model=lambda: model.name,
             # in this order: the gateway's facts of a sequence come before the engine's, or with
@@ -97,7 +97,9 @@ async def _serve(
             watch_host=config.engine.watch_host,
             more_lost=gateways.facts_lost,
         )
-        telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
+        telemetry = build_telemetry(
+            config, clock, observed, port, ControlledEngine(config, engine_client)
+        )
         start = Start(config, clock, engine_client, telemetry, stages, port, say)
         state = clients_state(
             gateways.own_config,

@@ -12,8 +12,8 @@ from diagnosis.verdicts.classifier import Diagnoser
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import call_concurrently
 from service.composition.report_worker import ReportWorker
-from service.composition.root_wiring import current_diagnosis
-from service.composition.root_worker import NOTHING, RootWorker
+from service.composition.root_cause_wiring import current_diagnosis
+from service.composition.root_cause_worker import NOTHING, RootCauseWorker
 from service.composition.tracing_wiring import tracing_view
 from telemetry.facts.clock import Clock
 from telemetry.facts.records import RequestEnded
@@ -29,7 +29,7 @@ from telemetry.requests.slo_policy import SloPolicy
 from telemetry.requests.timelines import TimelineStore
 from telemetry.requests.timings import RequestTimings, timings_of
 from telemetry.stats.drain_rate import DrainRate
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 from telemetry.stats.window_fold import WindowFold
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.sampling import SamplingPolicy, TracingMode
@@ -53,7 +53,7 @@ class Telemetry:
     drain_rate: DrainRate
     ledger_builder: LedgerBuilder
     recorder: FlightRecorder | None
-    root_worker: RootWorker | None
+    root_cause_worker: RootCauseWorker | None
     slo_policy: SloPolicy
     report_worker: ReportWorker | None = None
     autopilot_worker: AutopilotWorker | None = None
@@ -90,8 +90,8 @@ class Telemetry:
             return msgspec.json.encode(current_diagnosis(self.pump, self.diagnoser))
 
     def root(self) -> bytes:
-        if self.root_worker is not None:
-            return self.root_worker.answer
+        if self.root_cause_worker is not None:
+            return self.root_cause_worker.answer
         return msgspec.json.encode({"state": self.why_no_root}) if self.why_no_root else NOTHING
 
     def autopilot(self) -> bytes:
@@ -149,7 +149,7 @@ class Telemetry:
         self.pump.start()
         if self.recorder is not None:
             self.recorder.start()
-        for worker in (self.root_worker, self.report_worker):
+        for worker in (self.root_cause_worker, self.report_worker):
             if worker is not None:
                 worker.start()
         if self.autopilot_worker is not None:
@@ -159,7 +159,7 @@ class Telemetry:
         """Fold what is left, then send what is left; bounded."""
         if self.autopilot_worker is not None:
             self.autopilot_worker.stop()
-        for worker in (self.report_worker, self.root_worker):
+        for worker in (self.report_worker, self.root_cause_worker):
             if worker is not None:
                 worker.stop()
         self.pump.stop()

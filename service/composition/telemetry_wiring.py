@@ -20,8 +20,8 @@ from service.composition.metrics_wiring import build_metrics, build_pusher, push
 from service.composition.recording import build_recorder
 from service.composition.report_wiring import build_report_worker
 from service.composition.report_worker import ReportWorker, report_families
-from service.composition.root_wiring import build_root_worker, current_diagnosis
-from service.composition.root_worker import RootWorker
+from service.composition.root_cause_wiring import build_root_cause_worker, current_diagnosis
+from service.composition.root_cause_worker import RootCauseWorker
 from service.composition.telemetry import Telemetry
 from service.composition.tracing_wiring import build_exporter, tracing_view
 from service.config.settings import ObserverConfig, ServeConfig
@@ -62,11 +62,11 @@ from telemetry.traces.autopilot_events import AutopilotEvents
 from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
-Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
+Workers = tuple[RootCauseWorker | None, AutopilotWorker | None, ReportWorker | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class TelemetryInputs:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
     requests are being served, `stacks` are those of all threads, `more` are further metrics,
     `more_lost` counts facts that other processes have lost; `told` are those that hear of each
@@ -84,7 +84,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
+class ControlledEngine:
     """An engine that takes commands: the cost of its steps, and limits from the autopilot."""
 
     config: ServeConfig
@@ -94,9 +94,9 @@ class Steered:
 def build_telemetry(
     config: ObserverConfig,
     clock: Clock,
-    observed: Observed,
+    observed: TelemetryInputs,
     port: int,
-    steered: Steered | None,
+    steered: ControlledEngine | None,
     why_not_steered: str = "",
 ) -> Telemetry:
     """Connect lanes, folds and listeners. To be called on the event loop. An engine that is not
@@ -111,7 +111,7 @@ def build_telemetry(
     diagnoser = _build_diagnoser(config.metrics.baseline, policy)
     parts = (config, clock, pump, diagnoser, recorder)
     workers = _build_workers(parts, observed, steered, policy)
-    root_worker, pilot, reports = workers
+    root_cause_worker, pilot, reports = workers
     events = (LimitEvents(), AutopilotEvents())
     is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, *events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
@@ -142,7 +142,7 @@ def build_telemetry(
         drain_rate=DrainRate(),
         ledger_builder=ledgers,
         recorder=recorder,
-        root_worker=root_worker,
+        root_cause_worker=root_cause_worker,
         report_worker=reports,
         slo_policy=policy,
         autopilot_worker=pilot,
@@ -155,8 +155,8 @@ def build_telemetry(
 
 def _build_workers(
     parts: tuple[ObserverConfig, Clock, Pump, Diagnoser, FlightRecorder | None],
-    observed: Observed,
-    steered: Steered | None,
+    observed: TelemetryInputs,
+    steered: ControlledEngine | None,
     policy: SloPolicy,
 ) -> Workers:
     """What explains a fault by replay, what sets limits, what writes reports."""
@@ -164,11 +164,11 @@ def _build_workers(
     reports = build_report_worker(*parts, observed.stacks, replays=steered is not None)
     if steered is None:
         return None, None, reports
-    root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
+    root_cause_worker = build_root_cause_worker(config, clock, pump, diagnoser, recorder)
     pilot = build_autopilot(
         steered.config, clock, pump, diagnoser, recorder, steered.client, policy
     )
-    return root_worker, pilot, reports
+    return root_cause_worker, pilot, reports
 
 
 def _kept(exporter: SpanExporterThread | None) -> Kept:
@@ -224,7 +224,7 @@ def _suppliers(
 
 
 def _more_families(
-    observed: Observed,
+    observed: TelemetryInputs,
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
@@ -233,7 +233,7 @@ def _more_families(
     workers: Workers,
 ) -> MoreFamilies:
     """Metrics of other owners than the folds."""
-    root_worker, pilot, reports = workers
+    root_cause_worker, pilot, reports = workers
     health = observed.engine.health
     return lambda: [
         *machine_families(machine),
@@ -241,7 +241,7 @@ def _more_families(
         *harm_families(ledger_builder.harm),
         *clock_families(phases().clocks),
         *finding_families(current_diagnosis(pump, diagnoser)),
-        *(() if root_worker is None else root_worker.failures.families()),
+        *(() if root_cause_worker is None else root_cause_worker.failures.families()),
         *(() if pilot is None else pilot.families()),
         *report_families(reports),
         *observed.more(),
@@ -273,7 +273,7 @@ def _connect(
     telemetry: Telemetry,
     lanes: tuple[Lane, ...],
     events: tuple[LimitEvents, AutopilotEvents],
-    steered: Steered | None,
+    steered: ControlledEngine | None,
 ) -> None:
     """Add lanes and folds to the pump. Some folds fit models."""
     limit_linear_algebra()
@@ -305,7 +305,7 @@ def _send_costs(pump: Pump, client: EngineClient) -> None:
 
 
 def _build_machine(
-    config: ObserverConfig, clock: Clock, observed: Observed, isolation: Isolation
+    config: ObserverConfig, clock: Clock, observed: TelemetryInputs, isolation: Isolation
 ) -> MachineWatch:
     engine = observed.engine
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.config.settings import GatewayConfig
-from service.gateway.http.body_room import BodyRoom
+from service.gateway.http.body_room import BodyMemoryBudget
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.reasons import EndReason
@@ -17,7 +17,7 @@ from telemetry.facts.records import Fact, RequestEnded
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.metrics.connections import ConnectionCounts
 from telemetry.requests.timings import RequestTimings
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 from telemetry.traces.sampling import TracingMode
 
 LAST_RESPONSES_S = 5
@@ -207,5 +207,5 @@ class ServerState:
     drain: Drain = field(default_factory=Drain)
     recorder: FlightRecorder | None = None
     connections: ConnectionCounts = field(default_factory=ConnectionCounts)
-    bodies: BodyRoom = field(default_factory=BodyRoom)
+    bodies: BodyMemoryBudget = field(default_factory=BodyMemoryBudget)
     not_ready_why: str = "the engine is loading or restarting"

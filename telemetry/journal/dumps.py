@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from telemetry.facts.clock import Clock, utc_stamp
+from telemetry.journal.atomic_file import PARTIAL
 from telemetry.journal.in_use import in_use, is_in_use, writer_name, written_by
 from telemetry.journal.journal_reader import SUFFIX
-from telemetry.journal.whole_file import PARTIAL
 
 KEPT = 16
 _SECOND_NS = 1_000_000_000

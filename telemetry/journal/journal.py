@@ -23,9 +23,9 @@ from telemetry.facts.clock import Clock, WallAnchor, read_wall_anchor
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.records import SCHEMA_VERSION, Fact, fact_ns
 from telemetry.journal import journal_format as form
+from telemetry.journal.atomic_file import atomic_file
 from telemetry.journal.journal_format import Header
 from telemetry.journal.live_requests import LiveRequests
-from telemetry.journal.whole_file import whole_file
 from telemetry.requests.slo_policy import SloPolicy
 
 CAPACITY_BYTES = 64 * 1024 * 1024
@@ -255,7 +255,7 @@ def write_journal(
     journal = Journal(clock, capacity_bytes=1 << 40, slo=slo)
     for fact in facts:
         journal.on_facts((fact,))
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         file.writelines(journal.frames(reason))
 
 

@@ -21,8 +21,8 @@ from telemetry.pump.pump import FoldCost
 from telemetry.stats.adapters import AdapterStats
 from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
+from telemetry.stats.snapshot import Snapshot
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import Snapshot
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

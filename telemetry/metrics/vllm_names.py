@@ -15,7 +15,7 @@ from telemetry.metrics.metric import Kind, Metric
 from telemetry.requests.phases import Measure, RequestTimeline
 from telemetry.stats.adapters import AdapterStats
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,

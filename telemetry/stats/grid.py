@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from telemetry.stats.window import Cell
+from telemetry.stats.snapshot import Cell
 
 
 @dataclass(slots=True)

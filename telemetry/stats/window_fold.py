@@ -1,4 +1,4 @@
-"""Folds facts into the Snapshot of the last seconds, as `telemetry.stats.window` defines it."""
+"""Folds facts into the Snapshot of the last seconds, as `telemetry.stats.snapshot` defines it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from telemetry.stats.coverage import CoverageFold
 from telemetry.stats.grid import GridSequence
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
-from telemetry.stats.step_targets import StepTargets
-from telemetry.stats.totals import Totals
-from telemetry.stats.window import (
+from telemetry.stats.snapshot import (
     PERCENTILE_WINDOW_S,
     AutopilotLine,
     Batch,
@@ -38,6 +36,8 @@ from telemetry.stats.window import (
     GridRow,
     Snapshot,
 )
+from telemetry.stats.step_targets import StepTargets
+from telemetry.stats.totals import Totals
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from dashboards.report.build import incident_of
-from dashboards.report.incident import Help, Incident
+from dashboards.report.incident import Incident, Remedies
 from dashboards.report.page import report_page
 from diagnosis.routed.evidence import Routed
 from diagnosis.routed.symptoms import FleetSymptom
 from lab.fleet.twins.registry import build_fleet_twin
 from lab.fleet.twins.twin import FleetTwin
-from service.cli.operator.report_help import beyond_replay
+from service.cli.operator.report_remedies import beyond_replay
 from telemetry.facts.records import fact_ns
 from tests.dashboards.test_report import ABOUT, Page
 from tests.support.worlds.incidents import journal_of_facts
@@ -37,7 +37,7 @@ def incident(twin: FleetTwin, tmp_path_factory: pytest.TempPathFactory) -> Incid
 def test_it_names_the_engine_since_when_and_what_would_remove_the_fault(
     twin: FleetTwin, incident: Incident
 ) -> None:
-    page = Page(report_page(incident, Help(why_not=beyond_replay(incident)), ABOUT))
+    page = Page(report_page(incident, Remedies(why_not=beyond_replay(incident)), ABOUT))
     text = " ".join(" ".join(page.words).split())
 
     assert incident.verdict == "fault"

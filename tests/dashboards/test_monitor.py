@@ -13,8 +13,8 @@ from dashboards.monitor.panels import MEASURES
 from dashboards.monitor.screen import screen
 from diagnosis.symptoms import Evidence, Finding, Link, MissedPromise, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.stats.snapshot import AutopilotLine, GridRow, Percentiles, Snapshot
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import AutopilotLine, GridRow, Percentiles, Snapshot
 from tests.support.servers.server import Server, free_port
 from tests.support.worlds.metrics_world import MetricsWorld, one_request
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dashboards.report.build import IncidentFold, incident_of
-from dashboards.report.incident import Gain, Help, Incident
+from dashboards.report.incident import Gain, Incident, Remedies
 from dashboards.report.page import About, report_page
 from dashboards.report.runbook import Block, Kind, Piece, blocks, runbook
 from diagnosis.root_cause.counterfactual import Explanation
@@ -21,7 +21,7 @@ from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAns
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.runbook import HEADINGS
 from service.cli.main import main
-from service.cli.operator.report_help import beyond_replay, help_from
+from service.cli.operator.report_remedies import beyond_replay, remedies_from
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import open_journal
@@ -179,7 +179,7 @@ def test_requests_in_flight_at_the_end_of_a_hang_are_counted_as_late(tmp_path: P
 
 def test_the_file_stands_alone(incident: Incident) -> None:
     """No script, nothing that a browser would load, and every link leads to something in it."""
-    text = report_page(incident, Help(why_not="Not asked for."), ABOUT)
+    text = report_page(incident, Remedies(why_not="Not asked for."), ABOUT)
     page = Page(text)
 
     assert page.tags.isdisjoint({"script", "link", "iframe", "img", "object", "embed", "base"})
@@ -192,7 +192,7 @@ def test_the_file_stands_alone(incident: Incident) -> None:
 
 
 def test_the_first_screen_answers_what_who_and_what_to_do(incident: Incident) -> None:
-    text = report_page(incident, Help(), ABOUT)
+    text = report_page(incident, Remedies(), ABOUT)
     head = text[: text.index('<nav aria-label="Sections">')]
     culprit = next(one for one in incident.culprits if one.is_named)
 
@@ -210,7 +210,7 @@ def test_words_of_clients_are_escaped(tmp_path: Path) -> None:
         request_ended("r1", at=9000, reason=EndReason.INTERNAL),
     ]
     found = incident_of(journal_of_facts(tmp_path, facts), "a.journal")
-    text = report_page(found, Help(why_not=evil), ABOUT)
+    text = report_page(found, Remedies(why_not=evil), ABOUT)
 
     assert evil not in text
     assert "&lt;script&gt;" in text
@@ -219,7 +219,9 @@ def test_words_of_clients_are_escaped(tmp_path: Path) -> None:
 
 def test_a_healthy_record_is_reported_as_one(tmp_path: Path) -> None:
     facts = [accepted("r1", at=0), request_ended("r1", at=60)]
-    text = report_page(incident_of(journal_of_facts(tmp_path, facts), "a.journal"), Help(), ABOUT)
+    text = report_page(
+        incident_of(journal_of_facts(tmp_path, facts), "a.journal"), Remedies(), ABOUT
+    )
 
     assert "Nothing was found" in text
     Page(text)
@@ -295,7 +297,9 @@ def test_what_would_have_helped_is_told_with_the_gain_that_it_promises(incident:
         ),
         settings=answer,
     )  # fmt: skip
-    helped = help_from(root, {"prefill_interference": "route long prompts elsewhere: 75 % less"})
+    helped = remedies_from(
+        root, {"prefill_interference": "route long prompts elsewhere: 75 % less"}
+    )
     text = report_page(incident, helped, ABOUT)
 
     assert [one.is_runtime for one in helped.gains] == [True, None, None]
@@ -327,7 +331,7 @@ def test_a_replay_that_compared_nothing_is_not_one_in_which_nothing_would_have_h
     root = RootCause(
         window=window, reference=reference, remedies={}, promises={}, explanation=explanation
     )
-    text = report_page(incident, help_from(root, {}), ABOUT)
+    text = report_page(incident, remedies_from(root, {}), ABOUT)
 
     assert said in text
     assert "Undoing none of the changes would have helped" not in text
@@ -341,7 +345,7 @@ def test_no_remedy_is_promised_where_the_cause_lies_outside_of_the_scheduler(
     hung = msgspec.structs.replace(incident.top, symptom=Symptom.ENGINE_HUNG)
     stopped = msgspec.structs.replace(incident, causes=(hung,))
     told = Gain(action="Without residual: look for neighbours", promise="ttft_p95 99 % less")
-    helped = Help(gains=(told,), why_not=beyond_replay(stopped))
+    helped = Remedies(gains=(told,), why_not=beyond_replay(stopped))
     text = report_page(stopped, helped, ABOUT)
 
     assert beyond_replay(incident) == ""

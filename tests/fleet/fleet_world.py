@@ -17,7 +17,7 @@ from service.engine.plan import Emission, SamplingParams
 from service.fleet.membership.members import Member
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.fleet.client import FleetClient
 from service.gateway.server_state import Drain, LiveRequest
 from service.process.frames import KvOffered
@@ -185,7 +185,7 @@ class Asked:
                 seq_id=seq_id, prompt=[1, 2, 3], max_tokens=max_tokens,
                 sampling=SamplingParams(seed=7 + index), **chosen,
             )  # fmt: skip
-            about = RequestAbout(
+            about = RequestContext(
                 request_id, TRACE_ID, SPAN_ID, None, "", "/v1/completions", "text_completion",
                 index, sequences,
             )  # fmt: skip

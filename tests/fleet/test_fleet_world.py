@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.fleet.routing.decided_again import decide_again
+from service.fleet.routing.decision_replay import replay_decisions
 from service.fleet.wire import messages
 from service.fleet.wire.counts import Fault
 from service.gateway.errors import EngineUnavailable
@@ -155,7 +155,7 @@ def test_choices_of_a_request_go_to_one_engine_and_requests_are_spread() -> None
                 assert one.ends == [EndReason.MAX_TOKENS] * 3
             facts = gateway.lane.drain()
             assert len([one for one in facts if isinstance(one, RequestRouted)]) == 4
-            assert not decide_again(facts).differing
+            assert not replay_decisions(facts).differing
 
     run(case)
 

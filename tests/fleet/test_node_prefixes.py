@@ -7,7 +7,7 @@ import asyncio
 from service.composition.node import prefixes
 from service.composition.node.prefixes import PrefixesHere
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
-from service.fleet.routing.book import Book
+from service.fleet.routing.router_state import Book
 from service.fleet.routing.settings import RoutingSettings
 from service.process.frames import PrefixesHeld, WatchPrefixes
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges

@@ -19,7 +19,7 @@ from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.tcp_addresses import SILENT_ADDRESS_NS
 from service.fleet.transfer.tcp_frames import PROTOCOL, Kind
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from service.fleet.transfer.transport import Written
 from service.fleet.wire.handshake import NONCE_BYTES, PROOF_BYTES
 from service.fleet.wire.messages import Proof
@@ -29,7 +29,7 @@ from tests.fleet.waiting import until
 from tests.support.servers.bit_flipper import BitFlipper
 
 KEY, MEMORY_KEY = b"the key of the fleet", bytes(range(KEY_BYTES))
-PATIENCE = LinkPatience(proof_s=2.0, silent_s=30.0)
+PATIENCE = LinkSettings(proof_s=2.0, silent_s=30.0)
 EPOCH = 9
 
 
@@ -52,7 +52,7 @@ class Two:
     """Two endpoints; the second has memory, of which `open_blocks` may be written, and has
     connected to the first."""
 
-    def __init__(self, patience: LinkPatience = PATIENCE) -> None:
+    def __init__(self, patience: LinkSettings = PATIENCE) -> None:
         self.memory, self.open_blocks = Memory(), {1, 2}
         self.one = TcpEndpoint("one", KEY, patience=patience)
         self.other = TcpEndpoint(
@@ -177,7 +177,7 @@ def mute() -> Iterator[tuple[str, int]]:
 
 def test_an_address_without_an_answer_is_not_tried_again_for_a_while() -> None:
     clock = ManualClock()
-    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    short = LinkSettings(proof_s=0.3, silent_s=30.0)
     endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=clock)
     with mute() as address:
         first = endpoint.peer_at(address)
@@ -197,7 +197,7 @@ def test_an_address_without_an_answer_is_not_tried_again_for_a_while() -> None:
 
 
 def test_an_address_that_accepts_and_proves_nothing_gives_no_answer_either() -> None:
-    short = LinkPatience(proof_s=0.3, silent_s=30.0)
+    short = LinkSettings(proof_s=0.3, silent_s=30.0)
     endpoint = TcpEndpoint("one", KEY, listen=None, patience=short, clock=ManualClock())
     with socket.create_server(("127.0.0.1", 0)) as server:
         first = endpoint.peer_at(server.getsockname()[:2])
@@ -273,7 +273,7 @@ def test_a_peer_is_gone_where_its_connection_gets_no_thread(two: Two) -> None:
 
 def test_no_write_is_refused_for_its_size_or_for_what_is_on_its_way() -> None:
     """Whoever writes bounds that."""
-    two = Two(LinkPatience(proof_s=2.0, silent_s=30.0, staging_bytes=15))
+    two = Two(LinkSettings(proof_s=2.0, silent_s=30.0, staging_bytes=15))
     data = [[b"a" * 8, b"b" * 8], [b"c" * 8, b"d" * 8]]
     tickets = [two.one.write(two.to_other, MEMORY_KEY, EPOCH, [1, 2], blocks) for blocks in data]
 
@@ -317,7 +317,7 @@ def test_a_stranger_is_hung_up_on(two: Two, said: bytes, why: KvLinkEnd) -> None
 
 def test_strangers_who_prove_nothing_keep_no_engine_out() -> None:
     """They make room for those who come later, and none of them for one that has the key."""
-    patience = LinkPatience(proof_s=600.0, silent_s=600.0)
+    patience = LinkSettings(proof_s=600.0, silent_s=600.0)
     one = TcpEndpoint("one", KEY, patience=patience)
     engines = [TcpEndpoint(name, KEY, listen=None, patience=PATIENCE) for name in ("a", "b")]
     assert one.address is not None
@@ -337,7 +337,7 @@ def test_strangers_who_prove_nothing_keep_no_engine_out() -> None:
 
 def test_garbage_leaves_others_their_room() -> None:
     """What was not taken waits for nobody to read it."""
-    one = TcpEndpoint("one", KEY, patience=LinkPatience(waiting_bytes=100))
+    one = TcpEndpoint("one", KEY, patience=LinkSettings(waiting_bytes=100))
     vandal, other = (TcpEndpoint(name, KEY, listen=None) for name in ("vandal", "other"))
     assert one.address is not None
     for _ in range(2):

@@ -30,7 +30,7 @@ from service.fleet.transfer.actions import (
     Tell,
     WaiterGone,
 )
-from service.fleet.transfer.decode_side import DecodePatience, DecodeSide
+from service.fleet.transfer.decode_side import DecodeSide, DecodeSideSettings
 from service.fleet.transfer.digests import block_digest, total_digest
 from service.fleet.transfer.epochs import Epochs, SeenEpochs
 from service.fleet.transfer.messages import (
@@ -48,7 +48,7 @@ from service.fleet.transfer.messages import (
 )
 from service.fleet.transfer.prefill_side import PrefillSide
 from service.fleet.transfer.seals import corrupt_blocks
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.sending import PrefillSideSettings
 from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 from telemetry.facts.reasons import EndReason
 
@@ -62,7 +62,7 @@ SUBMIT = Submit(
 )  # fmt: skip
 DIGESTS = (b"a" * 16, b"b" * 16, b"c" * 16)
 SEAL = Seal(EPOCH, DIGESTS, total_digest(EPOCH, DIGESTS), Sample(42), RemoteParts(1, 2, 3, 4))
-PATIENCE = DecodePatience(lease_ns=100, longest_ns=250, resend_ns=30)
+PATIENCE = DecodeSideSettings(lease_ns=100, longest_ns=250, resend_ns=30)
 VOCAB = 100
 
 
@@ -219,7 +219,7 @@ BEGIN = Begin(
 
 
 def prefill_side() -> PrefillSide:
-    patience = PrefillPatience(hold_ns=1000, resend_ns=30)
+    patience = PrefillSideSettings(hold_ns=1000, resend_ns=30)
     return PrefillSide(LAYOUT, lambda begin: 900, patience)
 
 

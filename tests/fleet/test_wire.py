@@ -126,7 +126,7 @@ def test_an_address_that_no_resolver_can_be_asked_for_is_refused(tmp_path: Path,
     ],
 )
 def test_a_node_checks_what_a_gateway_sends(change: dict[str, object], said: str) -> None:
-    about = messages.AboutRequest(request_id="r", trace_id="a" * 32, span_id="b" * 16)
+    about = messages.WireRequestContext(request_id="r", trace_id="a" * 32, span_id="b" * 16)
     good = messages.RemoteSubmit(
         seq_id=1, incarnation=1, about=about, prompt=[1, 2, 3], max_tokens=4,
         sampling=SamplingParams(),
@@ -138,7 +138,7 @@ def test_a_node_checks_what_a_gateway_sends(change: dict[str, object], said: str
 
 
 def test_what_a_gateway_may_not_send_is_refused_while_it_is_read() -> None:
-    about = messages.AboutRequest(request_id="r", trace_id="A" * 32, span_id="b" * 16)
+    about = messages.WireRequestContext(request_id="r", trace_id="A" * 32, span_id="b" * 16)
     bad = messages.RemoteSubmit(
         seq_id=1, incarnation=1, about=about, prompt=[1], max_tokens=4, sampling=SamplingParams()
     )

@@ -17,7 +17,7 @@ from service.config.settings import GatewayConfig
 from service.engine.inbox import Submit
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.generation.handler import GenerationHandler
 from service.gateway.ingest.schemas import Operation
 from service.gateway.processes.unwatched import only_timings
@@ -122,7 +122,7 @@ def test_a_request_is_a_503_and_has_one_end_in_whatever_turn_its_engine_dies(tur
 class Broken(EngineClient):
     """Takes no command."""
 
-    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestContext) -> int:
         raise ValueError("no submit")
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:

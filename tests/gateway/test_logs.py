@@ -17,7 +17,7 @@ from service.composition.logs import JsonFormatter, WithoutClientText
 from service.config.settings import GatewayConfig
 from service.gateway.generation.handler import GenerationHandler
 from service.gateway.generation.state import GatewayState
-from service.gateway.http.body_room import BodyRoom
+from service.gateway.http.body_room import BodyMemoryBudget
 from service.gateway.ingest.schemas import Operation
 from telemetry.facts.clock import ManualClock, WallAnchor
 from telemetry.facts.recorder import Lane
@@ -105,7 +105,7 @@ def fail_a_request() -> tuple[RequestAccepted, RequestEnded]:
         lane=lane,
         clock=ManualClock(1),
         config=GatewayConfig(),
-        bodies=BodyRoom(),
+        bodies=BodyMemoryBudget(),
         drain=SimpleNamespace(active=False),
         number=0,
     )

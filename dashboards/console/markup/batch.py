@@ -9,7 +9,7 @@ from markupsafe import Markup
 from dashboards.console.markup.charts import legend, step_cells
 from dashboards.console.markup.html import link, request_href, table, tag
 from dashboards.console.markup.words import NOTHING, count
-from telemetry.stats.window import Batch, GridRow, Snapshot
+from telemetry.stats.snapshot import Batch, GridRow, Snapshot
 
 
 def render(batch: Batch | None, snapshot: Snapshot) -> Markup:

@@ -8,7 +8,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from dashboards.console.markup.html import tag
-from telemetry.stats.window import Cell
+from telemetry.stats.snapshot import Cell
 
 Points = Sequence[tuple[int, float | None]]
 

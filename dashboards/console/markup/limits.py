@@ -10,7 +10,7 @@ from dashboards.console.markup.html import badge, card, table, tag
 from dashboards.console.markup.words import NOTHING
 from dashboards.monitor.panels import limit_text
 from telemetry.facts.limits import LimitsView, SetBy
-from telemetry.stats.window import AutopilotLine
+from telemetry.stats.snapshot import AutopilotLine
 
 _CHANGES_SHOWN = 12
 

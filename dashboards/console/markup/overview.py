@@ -17,7 +17,7 @@ from dashboards.console.model.requests import Order, Query, RequestIndex
 from dashboards.console.model.whatif import RootAnswer
 from dashboards.monitor.panels import budget, limit_text, prefix_hits
 from telemetry.stats.slo_report import SloStatus
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 CHART_NS = 10 * 60 * 1_000_000_000
 _SLOW_SHOWN = 6

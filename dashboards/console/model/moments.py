@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from diagnosis.verdicts.classifier import Diagnosis
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 KEPT_NS = 15 * 60 * 1_000_000_000
 _MOST = 2_000

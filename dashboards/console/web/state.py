@@ -11,7 +11,7 @@ from dashboards.console.model.moments import History, Moment
 from dashboards.console.model.requests import RequestIndex
 from dashboards.console.model.whatif import RootAnswer
 from telemetry.facts.limits import LimitsView
-from telemetry.stats.window import Batch
+from telemetry.stats.snapshot import Batch
 
 
 @dataclass(slots=True)

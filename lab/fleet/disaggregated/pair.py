@@ -26,9 +26,9 @@ from service.fleet.transfer.movers.nixl_mover import nixl_kind
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.tcp import TcpEndpoint
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from service.fleet.transfer.transport import STAGING_BYTES, BlockMemory
 from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import EndReason
@@ -95,7 +95,7 @@ class Pair:
         d_end: TcpEndpoint | InProcessEndpoint
         if over != "in_process":
             mover = nixl_kind() if over == "nixl" else None
-            patience = LinkPatience(staging_bytes=staging_bytes)
+            patience = LinkSettings(staging_bytes=staging_bytes)
             p_end = TcpEndpoint("prefill", _SECRET, patience=patience, mover=mover)
             d_end = TcpEndpoint(
                 "decode", _SECRET, decode.memory, _KEY,
@@ -120,7 +120,7 @@ class Pair:
         self._prefilling = PrefillDriver(
             PrefillSide(
                 other.layout, lambda begin: next(self._numbers),
-                PrefillPatience(staging_bytes=staging_bytes),
+                PrefillSideSettings(staging_bytes=staging_bytes),
             ),
             other.scheduler.remote_kv.sent, other.inbox,
             p_end, p_end, prefill.memory, clock, other.facts.append,

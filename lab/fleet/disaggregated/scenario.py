@@ -9,8 +9,8 @@ from random import Random
 from lab.fleet.disaggregated.network import LinkModel
 from lab.simulation.sim_executor import Cost, LinearCost
 from service.engine.admission import Limits
-from service.fleet.transfer.decode_side import DecodePatience, DecodeState
-from service.fleet.transfer.sending import PrefillPatience, PrefillState
+from service.fleet.transfer.decode_side import DecodeSideSettings, DecodeState
+from service.fleet.transfer.sending import PrefillSideSettings, PrefillState
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -78,13 +78,13 @@ class Scenario:
     cost: Cost = field(default_factory=LinearCost)
     offsets_ns: tuple[int, ...] = (0,)
     restart_ns: int = 2 * SECOND
-    decode_patience: DecodePatience = field(
-        default_factory=lambda: DecodePatience(
+    decode_patience: DecodeSideSettings = field(
+        default_factory=lambda: DecodeSideSettings(
             lease_ns=3 * SECOND, longest_ns=10 * SECOND, resend_ns=200 * MS
         )
     )
-    prefill_patience: PrefillPatience = field(
-        default_factory=lambda: PrefillPatience(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
+    prefill_patience: PrefillSideSettings = field(
+        default_factory=lambda: PrefillSideSettings(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
     )
 
 
@@ -116,8 +116,8 @@ def scenario_of(seed: int) -> Scenario:
     )
 
 
-def _prefill_patience(seed: int) -> PrefillPatience:
-    known = PrefillPatience(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
+def _prefill_patience(seed: int) -> PrefillSideSettings:
+    known = PrefillSideSettings(hold_ns=_HOLD_NS, resend_ns=_RESEND_NS)
     turn, place = divmod(seed, 5)
     if place != 3:
         return known

@@ -31,8 +31,8 @@ from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoic
 from service.fleet.routing.request import request_of
 from service.fleet.routing.router import Router
 from service.fleet.routing.settings import RoutingSettings
-from service.fleet.transfer.decode_side import DecodePatience
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.decode_side import DecodeSideSettings
+from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
 from service.fleet.wire.messages import Load
@@ -115,8 +115,8 @@ class FleetApart(World):
                 ),
                 prefills=change.prefill or 1,
                 decodes=change.decode or 1,
-                decode_patience=DecodePatience(lease_ns=_LONGEST_NS, longest_ns=_LONGEST_NS),
-                prefill_patience=PrefillPatience(hold_ns=_LONGEST_NS),
+                decode_patience=DecodeSideSettings(lease_ns=_LONGEST_NS, longest_ns=_LONGEST_NS),
+                prefill_patience=PrefillSideSettings(hold_ns=_LONGEST_NS),
             ),
             Builds(executor=WritingExecutor),
         )

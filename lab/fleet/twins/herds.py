@@ -20,7 +20,7 @@ from lab.fleet.world import FleetScenario
 from service.engine.inbox import Submit
 from service.engine.plan import Emission
 from service.fleet.routing.prediction import candidates
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -50,9 +50,9 @@ class Forgetful(Router):
         self._since_ns, self._until_ns = since_ns, until_ns
         self._reported: dict[str, tuple[int, int]] = {}
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         taken = super().report(report)
-        if taken is Reported.TAKEN:
+        if taken is ReportStatus.TAKEN:
             load = report.prompt_tokens, report.running + report.waiting
             self._reported[report.engine] = load
         return taken

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from http.client import HTTPException, IncompleteRead
 
     from dashboards.monitor.client import server_url
-    from telemetry.journal.whole_file import whole_file
+    from telemetry.journal.atomic_file import atomic_file
 
     base = server_url(args.url)
     url = f"{base}/debug/profile?steps={args.steps}&timeout_s={args.timeout:g}"
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         request = urllib.request.Request(url, method="POST", headers=headers)
         with urllib.request.urlopen(request, timeout=args.timeout + _EXTRA_WAIT_S) as answer:
-            with whole_file(args.output) as path, path.open("wb") as file:
+            with atomic_file(args.output) as path, path.open("wb") as file:
                 shutil.copyfileobj(answer, file)
                 if answer.length:  # what was announced and has not come
                     raise IncompleteRead(b"", answer.length)

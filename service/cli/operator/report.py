@@ -17,7 +17,7 @@ from telemetry.facts.clock import MonotonicClock, unix_seconds, utc_text
 from telemetry.facts.credentials import shown_url
 
 if TYPE_CHECKING:
-    from dashboards.report.incident import Help, Incident
+    from dashboards.report.incident import Incident, Remedies
     from dashboards.report.page import About
 
 _LIBRARIES = ("torch", "openvino", "numpy", "tokenizers", "llguidance", "uvloop", "msgspec")
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.report.page import report_page
     from diagnosis.verdicts.baseline_file import BaselineError
+    from telemetry.journal.atomic_file import write_atomically
     from telemetry.journal.journal_reader import JournalError
-    from telemetry.journal.whole_file import write_whole
 
     try:
         incident, helped = _read(args)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         complain(error)
         return 1
     try:
-        write_whole(args.output, report_page(incident, helped, _about()).encode())
+        write_atomically(args.output, report_page(incident, helped, _about()).encode())
     except OSError as error:
         complain(f"{args.output}: {error.strerror}")
         return 1
@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace) -> tuple[Incident, Help]:
+def _read(args: argparse.Namespace) -> tuple[Incident, Remedies]:
     """Raises JournalError, Unreachable, BaselineError, ConfigError."""
     from dashboards.monitor.client import is_server, server_url
     from dashboards.report.build import incident_of
-    from dashboards.report.incident import Help
+    from dashboards.report.incident import Remedies
     from dashboards.source import journal_of
     from diagnosis.verdicts.baseline_file import read_baseline
-    from service.cli.operator.report_help import help_of
+    from service.cli.operator.report_remedies import remedies_of
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     policy, progress = policy_from(args), Ticker(MonotonicClock())
@@ -98,9 +98,9 @@ def _read(args: argparse.Namespace) -> tuple[Incident, Help]:
         source = os.path.basename(os.path.abspath(args.source))
     with journal_of(args.source, args.debug_key) as journal:
         incident = incident_of(journal, source, policy, baseline, progress)
-        helped = Help(why_not="Not asked for (--no-replay).")
+        helped = Remedies(why_not="Not asked for (--no-replay).")
         if not args.no_replay:
-            helped = help_of(journal, incident, policy, baseline, progress)
+            helped = remedies_of(journal, incident, policy, baseline, progress)
     return incident, helped
 
 

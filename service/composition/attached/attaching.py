@@ -24,7 +24,7 @@ from service.composition.early_signals import EarlySignals
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal
 from service.composition.telemetry import Telemetry
-from service.composition.telemetry_wiring import Observed, build_telemetry
+from service.composition.telemetry_wiring import TelemetryInputs, build_telemetry
 from service.composition.thread_stacks import gateway_stacks
 from service.config.http_settings import SOCKET_PATH_BYTES
 from service.config.settings import AttachedConfig, ConfigError
@@ -106,7 +106,7 @@ async def _observe(
     """Raises ConfigError, before it calls `ready`."""
     clock, connections = MonotonicClock(), ConnectionCounts()
     engine = AttachedEngine(clock)
-    observed = Observed(
+    observed = TelemetryInputs(
         engine=engine,
         model=lambda: engine.model,
         lanes=(engine.lane,),

@@ -14,7 +14,7 @@ from service.composition.logs import Say
 from service.composition.recording import dump_on_signal
 from service.composition.serving import SWITCH_S, Start, read_tokenizer
 from service.composition.telemetry import Telemetry
-from service.composition.telemetry_wiring import Observed, build_telemetry
+from service.composition.telemetry_wiring import TelemetryInputs, build_telemetry
 from service.composition.thread_stacks import gateway_stacks
 from service.config.settings import ServeConfig
 from service.fleet.membership.members import Membership
@@ -76,7 +76,7 @@ async def _serve(
     live, handlers = set[str](), dict[str, LiveRequest]()
     connections, counts = ConnectionCounts(), IngestCounts()
     wire, replicas = WireTime(lambda: client.roles), ReplicaLatency(lambda: client.roles)
-    observed = Observed(
+    observed = TelemetryInputs(
         engine=client,
         model=lambda: model.name,
         lanes=(lane,),

@@ -18,7 +18,7 @@ from service.composition.node.prompts import prompts_of
 from service.composition.recording import dump_on_signal
 from service.composition.serving import SWITCH_S, Start, end_engine, read_tokenizer
 from service.composition.telemetry import Telemetry
-from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
+from service.composition.telemetry_wiring import ControlledEngine, TelemetryInputs, build_telemetry
 from service.composition.thread_stacks import both_stacks
 from service.config.settings import ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
@@ -171,7 +171,7 @@ class _Node:
         self, listener: NodeListener, supervisor: Supervisor, connections: ConnectionCounts
     ) -> Telemetry:
         config, client = self._config, self._client
-        observed = Observed(
+        observed = TelemetryInputs(
             engine=client,
             model=lambda: config.engine.model.name,
             # in this order: the facts of a submit come before the engine's, or with them
@@ -187,7 +187,7 @@ class _Node:
             told=(listener.accounts.on_timeline,),
         )
         telemetry = build_telemetry(
-            config, self._clock, observed, port_of(self._http), Steered(config, client)
+            config, self._clock, observed, port_of(self._http), ControlledEngine(config, client)
         )
         probe, loads = client.on_frame, listener.loads
         prompts = prompts_of(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from service.engine.inbox import Submit
 from service.fleet.transfer.messages import About
 from service.fleet.wire import messages
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.process import frames
 from telemetry.facts.fleet.kv_transfer_records import KvSplitChosen, Way
 
 
-def about_of(submit: messages.RemoteSubmit, request_id: str) -> RequestAbout:
+def about_of(submit: messages.RemoteSubmit, request_id: str) -> RequestContext:
     about = submit.about
-    return RequestAbout(
+    return RequestContext(
         request_id=request_id,
         trace_id=about.trace_id,
         span_id=about.span_id,

@@ -16,11 +16,11 @@ from math import ceil
 from operator import attrgetter
 from typing import Protocol, assert_never
 
-from service.fleet.routing.book import Book, tokens_at
 from service.fleet.routing.engine_view import SILENT_NS, EngineView
 from service.fleet.routing.prediction import Predicted
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.ring import Ring, hash_of
+from service.fleet.routing.router_state import RouterState, tokens_at
 from telemetry.facts.fleet.routing_records import RoutingPolicy
 
 LEAST_LOADED_CANDIDATES = 3
@@ -54,7 +54,7 @@ class Policy(Protocol):
 class LeastFinish:
     """Weighs candidates by finish and harm; a seeded hash decides between equal ones."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: RouterState) -> None:
         self._book = book
 
     def joined(self, view: EngineView) -> None:
@@ -178,7 +178,7 @@ class PrefixAffinity:
     the ring, from the place of the prompt's first anchor on. The load is what this router has
     outstanding there."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: RouterState) -> None:
         self._book = book
         self._ring = Ring()
 
@@ -234,7 +234,7 @@ class PrefixAffinity:
 class RoundRobin:
     """In the order in which they joined."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: RouterState) -> None:
         self._book = book
         self._last = -1
 
@@ -259,7 +259,7 @@ class RoundRobin:
         raise AssertionError("the caller asks only where an engine may be chosen")
 
 
-def policy_of(policy: RoutingPolicy, book: Book) -> Policy:
+def policy_of(policy: RoutingPolicy, book: RouterState) -> Policy:
     match policy:
         case RoutingPolicy.LEAST_FINISH:
             return LeastFinish(book)

@@ -15,7 +15,7 @@ _MOST_DRIFT = 1000.0
 _MOST_NS = 1 << 62
 
 
-class Reported(StrEnum):
+class ReportStatus(StrEnum):
     """What became of a report."""
 
     TAKEN = "taken"

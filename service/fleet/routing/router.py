@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.fleet.routing.book import Book
 from service.fleet.routing.engine_view import EngineView, Sent
 from service.fleet.routing.policies import policy_of
 from service.fleet.routing.prediction import Predicted, candidates
-from service.fleet.routing.reports import Reported, is_usable
+from service.fleet.routing.reports import ReportStatus, is_usable
 from service.fleet.routing.request import RouteRequest
+from service.fleet.routing.router_state import RouterState
 from service.fleet.routing.settings import (
     MAX_CANDIDATES,
     MAX_ENGINES,
@@ -71,7 +71,7 @@ class Router:
     ) -> None:
         self.settings = settings
         self._record = record
-        self._book = Book(settings)
+        self._book = RouterState(settings)
         self._policy = policy_of(settings.policy, self._book)
         self._engine_of: dict[str, EngineView] = {}
         self.last_excluded: tuple[str, ...] = ()  # of the request that was sent last
@@ -138,23 +138,23 @@ class Router:
         self._book.drop(view)
         return lost
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         """An engine's load has come. Only a report that is taken becomes a fact."""
         view = self._book.by_name.get(report.engine)
         if view is None:
-            return Reported.UNKNOWN_ENGINE
+            return ReportStatus.UNKNOWN_ENGINE
         if view.incarnation != report.incarnation:
-            return Reported.OLD_INCARNATION
+            return ReportStatus.OLD_INCARNATION
         if view.report is not None and view.report.number >= report.number:
-            return Reported.OUT_OF_ORDER
+            return ReportStatus.OUT_OF_ORDER
         if not is_usable(report) or view.goes_back(report):
-            return Reported.NOT_USABLE
+            return ReportStatus.NOT_USABLE
         self._record(report)
         view.take_report(report)
         if report.prefixes is not None:
             self._book.take_prefixes(view, report.prefixes)
         self._book.changed(view, report.at_ns)
-        return Reported.TAKEN
+        return ReportStatus.TAKEN
 
     def choose(self, request: RouteRequest, now_ns: int) -> RequestRouted | RouteRefused:
         """Where to send a request, with all that was weighed; or why nowhere."""

@@ -71,7 +71,7 @@ class DecodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodePatience:
+class DecodeSideSettings:
     """How long without progress until a transfer is given up, how long at most, and how long until
     a message is sent again."""
 
@@ -112,12 +112,12 @@ class DecodeSide:
         self,
         layout: Layout,
         memory: bytes,
-        patience: DecodePatience | None = None,
+        patience: DecodeSideSettings | None = None,
         vocab_tokens: int | None = None,
     ) -> None:
         self._layout = layout
         self._memory = memory
-        self._patience = patience or DecodePatience()
+        self._patience = patience or DecodeSideSettings()
         self._vocab_tokens = vocab_tokens
         self._open: dict[int, Receiving] = {}
         self._accepted: OrderedDict[int, None] = OrderedDict()

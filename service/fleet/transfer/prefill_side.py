@@ -60,7 +60,7 @@ from service.fleet.transfer.messages import (
     ToPrefill,
 )
 from service.fleet.transfer.remote_parts import remote_parts
-from service.fleet.transfer.sending import PrefillPatience, PrefillState, Sending
+from service.fleet.transfer.sending import PrefillSideSettings, PrefillState, Sending
 from telemetry.facts.fleet.kv_transfer_records import KvFault, KvStagingFull
 from telemetry.facts.reasons import EndReason, Outcome
 
@@ -77,14 +77,14 @@ class PrefillSide:
         self,
         layout: Layout,
         number: Callable[[Begin], int],
-        patience: PrefillPatience | None = None,
+        patience: PrefillSideSettings | None = None,
         refusal: Callable[[Submit], str | None] = lambda submit: None,
     ) -> None:
         """`number` gives the sequence's number in this engine; that of the other one means nothing
         here. `refusal` says why this engine cannot take a sequence; None: it can."""
         self._layout = layout
         self._number = number
-        self._patience = patience or PrefillPatience()
+        self._patience = patience or PrefillSideSettings()
         self._refusal = refusal
         self._staging_blocks = max(1, self._patience.staging_bytes // layout.block_bytes)
         self._slice_blocks = max(1, self._staging_blocks // _SLICES)

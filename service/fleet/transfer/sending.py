@@ -23,7 +23,7 @@ class PrefillState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillPatience:
+class PrefillSideSettings:
     """How long a transfer may take here, and how long until a seal is said again, or that a prompt
     is still to be computed; how many bytes of blocks may be on their way from this engine."""
 

@@ -36,7 +36,7 @@ from service.fleet.transfer.tcp_frames import (
     accepted,
     connected,
 )
-from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
+from service.fleet.transfer.tcp_session import LinkSettings, TcpSession
 from service.fleet.transfer.transport import BlockMemory, LinkEvent, TransportEvent, Written
 from telemetry.facts.clock import Clock, MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
@@ -78,14 +78,14 @@ class TcpEndpoint:
         may_write: Callable[[int, int], bool] = lambda epoch, block: False,
         listen: tuple[str, int] | None = ("127.0.0.1", 0),
         wake: Callable[[], None] = lambda: None,
-        patience: LinkPatience | None = None,
+        patience: LinkSettings | None = None,
         clock: Clock | None = None,
         mover: MoverKind | None = None,
     ) -> None:
         """Raises OSError if the address cannot be had."""
         self._name, self._key, self._wake = name, key, wake
         self._memory = OpenMemory(memory, memory_key, may_write)
-        self._patience = patience or LinkPatience()
+        self._patience = patience or LinkSettings()
         self._lock = threading.Lock()
         self._came: deque[tuple[LinkEvent, int]] = deque()
         self._done: deque[TransportEvent] = deque()

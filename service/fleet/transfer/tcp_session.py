@@ -35,7 +35,7 @@ are no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPatience:
+class LinkSettings:
     """How long a peer may take to prove itself, may be silent, and until this end says something;
     how many bytes of blocks may be on their way, which movers share, and of messages wait to be
     read; how large the memory is that a mover has at each end of a connection."""
@@ -68,7 +68,7 @@ class Owner(Protocol):
 class TcpSession:
     """`why` says why it has ended; None while it has not. `name` is the peer's, of its proof."""
 
-    def __init__(self, peer: PeerId, owner: Owner, patience: LinkPatience) -> None:
+    def __init__(self, peer: PeerId, owner: Owner, patience: LinkSettings) -> None:
         self.peer = peer
         self.name = ""
         self.is_proven = False

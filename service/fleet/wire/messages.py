@@ -87,7 +87,7 @@ class Welcome(_Message, frozen=True):
 # From the gateway
 
 
-class AboutRequest(msgspec.Struct, frozen=True, kw_only=True):
+class WireRequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """What the node's telemetry has of a sequence's request: the `choice`-th sequence of
     `choices`. The node's spans are children of `span_id`, the gateway's span."""
 
@@ -124,7 +124,7 @@ class RemoteSubmit(_Message, frozen=True):
 
     seq_id: _COUNT
     incarnation: int
-    about: AboutRequest
+    about: WireRequestContext
     prompt: _PROMPT
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
     sampling: SamplingParams

@@ -21,7 +21,7 @@ from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.adapters import AdapterView
 from service.gateway.engine_client.engine_protocol import EngineProtocol
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.server_state import Health
@@ -112,7 +112,7 @@ class EngineClient:
         self._last_seq_id += 1
         return self._last_seq_id
 
-    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestContext) -> int:
         """Send a sequence to the engine; its emissions arrive in `queue`. `about` its request is
         for engines that are elsewhere.
 

@@ -26,7 +26,7 @@ from service.fleet.wire.counts import WireCounts
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.packed_ids import length_of
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.errors import ApiError, EngineUnavailable, no_engine_ready
 from service.gateway.fleet.digest import mismatch_of
 from service.gateway.fleet.engines_view import EnginesView, view_of
@@ -126,7 +126,7 @@ class FleetClient(EngineClient):
         states = [f"{link.name}: {link.why or link.state.value}" for link in self.links]
         return no_engine_ready(states)
 
-    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestContext) -> int:
         now_ns, prompt_tokens = self.clock.now_ns(), length_of(command.prompt)
         place = self._place(command, queue, about, prompt_tokens, now_ns)
         link = place.link
@@ -151,7 +151,7 @@ class FleetClient(EngineClient):
         return self.counts.bytes_out - before
 
     def _place(
-        self, command: Submit, queue: OutputQueue, about: RequestAbout, prompt_tokens: int,
+        self, command: Submit, queue: OutputQueue, about: RequestContext, prompt_tokens: int,
         now_ns: int,
     ) -> _Place:  # fmt: skip
         """Where the request is, or goes. Raises EngineUnavailable."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from service.engine.inbox import Submit
 from service.engine.plan import Emission
-from service.fleet.wire.messages import AboutRequest, Admitted, PrefillAt, RemoteSubmit
-from service.gateway.engine_client.request_about import RequestAbout
+from service.fleet.wire.messages import Admitted, PrefillAt, RemoteSubmit, WireRequestContext
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.fleet.link import EngineLink
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued
 from telemetry.facts.fleet.sequence_records import RemoteAccount, RemoteAccounted, RemoteAdmitted
@@ -91,7 +91,7 @@ class Remote:
 
 def for_node(
     submit: Submit,
-    about: RequestAbout,
+    about: RequestContext,
     incarnation: int,
     now_ns: int,
     prefill: PrefillAt | None = None,
@@ -104,7 +104,7 @@ def for_node(
     return RemoteSubmit(
         seq_id=submit.seq_id,
         incarnation=incarnation,
-        about=AboutRequest(
+        about=WireRequestContext(
             request_id=about.request_id,
             trace_id=about.trace_id,
             span_id=about.span_id,

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.anchors import anchors_of
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -101,7 +101,7 @@ class Routing:
                 **asdict(report.load),
             )
         )
-        return found is not Reported.NOT_USABLE
+        return found is not ReportStatus.NOT_USABLE
 
     def choose(
         self, submit: Submit, request_id: str, prompt_tokens: int, links: dict[str, EngineLink],

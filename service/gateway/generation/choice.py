@@ -10,7 +10,7 @@ from service.engine.plan import Emission, Sample, TokenLogprob
 from service.engine.prompt_output import PromptResult
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.tool_text import ToolText
-from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.compat.compat_options import NO_COMPAT_OPTIONS, CompatOptions
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from service.text.tools.parser import CallPiece
@@ -58,7 +58,7 @@ class Choice:
         seq_id: int,
         tokenizer: Tokenizer,
         stops: tuple[str, ...],
-        wishes: Wishes = NO_WISHES,
+        compat_options: CompatOptions = NO_COMPAT_OPTIONS,
         reasoning: ReasoningText | None = None,
         tools: ToolText | None = None,
         continues: bool = False,
@@ -73,13 +73,13 @@ class Choice:
         self.reasoning = reasoning
         self.tools = tools
         self._strips = False
-        self._keep_stop = wishes.keep_stop
+        self._keep_stop = compat_options.keep_stop
         marks = () if tools is None else tools.mark_ids
         self._detokenizer = Detokenizer(
-            tokenizer, not wishes.keep_special, shown_ids=marks, continues=continues
+            tokenizer, not compat_options.keep_special, shown_ids=marks, continues=continues
         )
-        self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
-        self._token_ids: list[int] | None = [] if wishes.token_ids else None
+        self._scanner = StopScanner(stops, compat_options.keep_stop) if stops else None
+        self._token_ids: list[int] | None = [] if compat_options.token_ids else None
         self._text: list[str] = []
         self._taken_text: list[str] = []
         self._scored: list[ScoredToken] = []

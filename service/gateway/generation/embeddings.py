@@ -21,7 +21,7 @@ from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.generation.submitting import submit_all
 from service.gateway.ingest.prompting import PackedPrompt
-from service.gateway.ingest.schemas import EmbeddingWish, GenerationRequest
+from service.gateway.ingest.schemas import EmbeddingOptions, GenerationRequest
 from service.model_files.embedding_files import EmbeddingModel
 from telemetry.facts.engine_records import EngineStarted
 
@@ -29,7 +29,7 @@ AT_ONCE = 32  # sequences of one request
 
 
 def pooled_output(
-    wish: EmbeddingWish, model: EmbeddingModel | None, started: EngineStarted
+    wish: EmbeddingOptions, model: EmbeddingModel | None, started: EngineStarted
 ) -> PromptOutput:
     """What is read of each input. Raises ApiError where it cannot be had."""
     if model is None:

@@ -196,13 +196,13 @@ class GenerationHandler:
         )
         head = ResponseHead(
             operation=self._operation,
-            request_id=request.wishes.answer_id or self.request_id,
+            request_id=request.compat_options.answer_id or self.request_id,
             created_unix_s=unix_seconds(),
             model=request.model or self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
             only_calls=request.tools is not None and request.tools.needed,
-            wishes=request.wishes,
+            compat_options=request.compat_options,
             prompt_ids=prompt_ids(request, result.prompts),
         )
         self._processor = OutputProcessor(

@@ -162,7 +162,7 @@ class OutputProcessor:
     def _new_events(self) -> list[bytes]:
         """A chunk for each choice with new text."""
         parts: list[bytes] = []
-        counts = self._usage() if self._request.wishes.running_usage else None
+        counts = self._usage() if self._request.compat_options.running_usage else None
         for choice in self._choices:
             delta = choice.take_delta()
             if not delta.is_empty:

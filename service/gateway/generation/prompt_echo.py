@@ -69,7 +69,7 @@ async def _echo(
     legacy: tuple[bytes, ...] = ()
     by_id = None
     if request.echo and request.logprobs is not None:
-        by_id_name = request.wishes.name_token_ids
+        by_id_name = request.compat_options.name_token_ids
         scored = _scored(prompt, scores, width, request.logprobs, by_id_name)
         legacy = tuple(await ingest.render_scores(ScoreShape.LEGACY, scored))
     if request.prompt_logprobs is not None:

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from service.engine.inbox import Submit
 from service.engine.plan import GrammarKind
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.http.asgi import header, label
 from service.gateway.ingest.schemas import GenerationRequest
@@ -99,10 +99,12 @@ class RequestRecorder:
         span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
         return self._trace_id, f"{span_id:016x}"
 
-    def for_engine(self, sequence: int, sequences: int, own_prompt_tokens: int = 0) -> RequestAbout:
+    def for_engine(
+        self, sequence: int, sequences: int, own_prompt_tokens: int = 0
+    ) -> RequestContext:
         """What an engine elsewhere records of the request."""
         route, operation = self._asked
-        return RequestAbout(
+        return RequestContext(
             self.request_id,
             *self.span,
             self._sampled,

@@ -14,7 +14,7 @@ from service.gateway.generation.choice import Choice, Delta, ScoredToken
 from service.gateway.generation.logprobs import chat_logprobs, in_pieces, text_logprobs
 from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.generation.tool_text import delta_calls, message_calls
-from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.compat.compat_options import NO_COMPAT_OPTIONS, CompatOptions
 from service.gateway.ingest.schemas import GenerationRequest, Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
@@ -35,7 +35,7 @@ class ResponseHead:
     model: str
     with_logprobs: bool
     include_usage: bool
-    wishes: Wishes = NO_WISHES
+    compat_options: CompatOptions = NO_COMPAT_OPTIONS
     prompt_ids: list[list[int]] | None = None
     only_calls: bool = False
 
@@ -46,8 +46,8 @@ class ResponseHead:
         else:
             kind, name = "text_completion", f"cmpl-{self.request_id}"
         found = {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
-        if self.wishes.tier is not None:
-            found["service_tier"] = self.wishes.tier
+        if self.compat_options.tier is not None:
+            found["service_tier"] = self.compat_options.tier
         return found
 
 
@@ -295,7 +295,7 @@ def _rendered(
     head: ResponseHead, tokenizer: Tokenizer, scored: Sequence[ScoredToken], *, after: int = 0
 ) -> dict[str, Any]:
     """The log-probabilities of tokens that come `after` so many characters of a text."""
-    by_id = head.wishes.name_token_ids
+    by_id = head.compat_options.name_token_ids
     if head.operation is Operation.CHAT:
         return chat_logprobs(tokenizer, scored, by_id)
     return text_logprobs(tokenizer, scored, by_id, after)

@@ -113,7 +113,7 @@ async def submit_all(
             thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
         calls = None if use is None else ToolText(use, state.clock)
         choice = Choice(
-            index, submit.seq_id, tokenizer, request.stops, request.wishes, thought, calls,
+            index, submit.seq_id, tokenizer, request.stops, request.compat_options, thought, calls,
             continues=request.continues,
         )  # fmt: skip
         choices.append(choice)
@@ -135,7 +135,7 @@ def prompt_ids(
     request: GenerationRequest, prompts: Iterable[PackedPrompt]
 ) -> list[list[int]] | None:
     """The prompt of each choice as token ids, if the request asked for them."""
-    if not request.wishes.token_ids:
+    if not request.compat_options.token_ids:
         return None
     decoded = [msgspec.msgpack.decode(prompt.ids, type=list[int]) for prompt in prompts]
     return [ids for ids in decoded for _ in range(request.choices)]

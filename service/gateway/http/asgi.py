@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted, bad_request, too_large
-from service.gateway.http.body_room import BodyRoom, Place
+from service.gateway.http.body_room import BodyMemoryBudget, Place
 from service.gateway.http.connection import body_is_broken
 from service.gateway.http.http_errors import body_broken, body_timeout
 from service.gateway.http.limits import LABEL_CHARACTERS
@@ -23,7 +23,9 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, room: BodyRoom) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, config: GatewayConfig, room: BodyMemoryBudget
+) -> bytes:
     """The whole body.
 
     Raises ApiError when it is too slow or too large, or `room` has none for it, and Interrupted

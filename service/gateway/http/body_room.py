@@ -18,7 +18,7 @@ RECEIVED_BYTES = 256 * 1024 * 1024
 FREE_BYTES = 64 * 1024
 
 
-class BodyRoom:
+class BodyMemoryBudget:
     """One a process, on its event loop. A body that is alone is never refused."""
 
     def __init__(self, most_bytes: int = RECEIVED_BYTES) -> None:
@@ -41,7 +41,7 @@ class BodyRoom:
 class Place:
     """What one body takes."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyMemoryBudget) -> None:
         self.used_bytes = 0
         self._room = room
 

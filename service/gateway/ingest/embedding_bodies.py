@@ -10,7 +10,7 @@ from service.gateway.errors import bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.request_types import Prompts, PromptText, WithoutEffect
-from service.gateway.ingest.schemas import EmbeddingWish, GenerationRequest, one_kind_of
+from service.gateway.ingest.schemas import EmbeddingOptions, GenerationRequest, one_kind_of
 
 
 class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,7 +38,7 @@ def parse_embeddings(body: bytes) -> GenerationRequest:
         model=sent.model,
         prompts=inputs,
         max_tokens=0,
-        embedding=EmbeddingWish(
+        embedding=EmbeddingOptions(
             dimensions=sent.dimensions, base64=sent.encoding_format == "base64"
         ),
         timeout_s=sent.timeout,

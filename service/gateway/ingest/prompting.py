@@ -16,7 +16,7 @@ from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
-from service.gateway.ingest.compat.wishes import cut_prompt
+from service.gateway.ingest.compat.compat_options import cut_prompt
 from service.gateway.ingest.embedding_bodies import parse_embeddings
 from service.gateway.ingest.responses_request import parse_responses, renamed
 from service.gateway.ingest.schemas import (
@@ -182,15 +182,15 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            if len(prompt) > _LONG_CHARACTERS and request.wishes.prompt_tokens is None:
+            if len(prompt) > _LONG_CHARACTERS and request.compat_options.prompt_tokens is None:
                 least_tokens = self.tokenizer.least_tokens(prompt) + request.least_outputs
                 _check_length(least_tokens, context_tokens)
             ids = self._encode(request, prompt)
-        ids = cut_prompt(ids, request.wishes, context_tokens, request.max_tokens or 1)
+        ids = cut_prompt(ids, request.compat_options, context_tokens, request.max_tokens or 1)
         output_limit(request, len(ids), context_tokens)
         text = ""
         if request.echo:
-            is_whole = isinstance(prompt, str) and request.wishes.prompt_tokens is None
+            is_whole = isinstance(prompt, str) and request.compat_options.prompt_tokens is None
             text = str(prompt) if is_whole else self.tokenizer.decode(ids, False)
         return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
 
@@ -199,7 +199,7 @@ class BodyReader:
         if request.embedding is not None:
             return self.tokenizer.encode_to_embed(prompt)
         is_plain = request.messages is None
-        add_special = request.wishes.add_special
+        add_special = request.compat_options.add_special
         if add_special is None:
             add_special = is_plain
         if not is_plain and not add_special:
@@ -272,7 +272,7 @@ def _check_repeated(request: GenerationRequest, prompts: Sequence[PackedPrompt])
     _check_scores(request, tokens)
     remedy = "send fewer or shorter prompts, or ask for fewer choices"
     most = limits.RETURNED_IDS.value
-    if request.wishes.token_ids and tokens > most:
+    if request.compat_options.token_ids and tokens > most:
         raise bad_request(
             f"the answer would repeat {tokens} token ids of prompts; {most} may be asked for in "
             f"one request: {remedy}",

@@ -16,7 +16,12 @@ from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_options, template_message
 from service.gateway.ingest.compat.checks import check_foreign, unsupported
-from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes, salt_of, wishes_of
+from service.gateway.ingest.compat.compat_options import (
+    NO_COMPAT_OPTIONS,
+    CompatOptions,
+    compat_options_of,
+    salt_of,
+)
 from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.formats import parse_grammar
 from service.gateway.ingest.request_types import (
@@ -47,7 +52,7 @@ class Operation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingWish:
+class EmbeddingOptions:
     """How embeddings are wanted: cut to `dimensions` numbers, as base64 or as numbers."""
 
     dimensions: int | None = None
@@ -98,11 +103,11 @@ class GenerationRequest:
     cache_prefix: bool = True
     typed_events: bool = False
     repeated: bytes | None = None
-    wishes: Wishes = NO_WISHES
+    compat_options: CompatOptions = NO_COMPAT_OPTIONS
     echo: bool = False
     prompt_logprobs: int | None = None
     best_of: int | None = None
-    embedding: EmbeddingWish | None = None
+    embedding: EmbeddingOptions | None = None
     reasoning: ReasoningState = ReasoningState.NONE
     include_reasoning: bool = True
     thinking_token_budget: int | None = None
@@ -223,7 +228,9 @@ def _request(
         cache_salt=salt_of(sent.cache_salt, sent.extra_key),
         cache_prefix=_or(sent.cache_prefix, True),
         prompt_logprobs=sent.prompt_logprobs,
-        wishes=wishes_of(sent, options.include_usage and bool(options.continuous_usage_stats)),
+        compat_options=compat_options_of(
+            sent, options.include_usage and bool(options.continuous_usage_stats)
+        ),
         **own,
     )
     _refuse_contradictions(request)

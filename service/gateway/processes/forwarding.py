@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted
 from service.gateway.http.asgi import header, read_body, send_error
-from service.gateway.http.body_room import BodyRoom
+from service.gateway.http.body_room import BodyMemoryBudget
 from service.gateway.http.http_errors import main_process_silent
 from service.gateway.http.limits import PROFILE_S
 from telemetry.facts.reasons import EndReason
@@ -39,7 +39,7 @@ class Forwarding:
         self._path = path
         self._patience_s = patience_s
         self._config = config
-        self._bodies = BodyRoom()
+        self._bodies = BodyMemoryBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = _Started(send)

@@ -14,7 +14,7 @@ from service.gateway.routes.types.query_types import (
 )
 from service.gateway.routes.view_routes import TracingChange
 from telemetry.requests.request_list import RequestsPage
-from telemetry.stats.window import Batch
+from telemetry.stats.snapshot import Batch
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

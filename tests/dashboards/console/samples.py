@@ -13,7 +13,7 @@ from diagnosis.symptoms import Evidence, Exclusion, Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.requests.request_list import LiveLine, RequestLine, RequestsPage, Taker
 from telemetry.stats.slo_report import SloReport, SloStatus, SloWindow
-from telemetry.stats.window import GridRow, Snapshot
+from telemetry.stats.snapshot import GridRow, Snapshot
 
 SECOND = 1_000_000_000
 CLOCK = Clock(now_ns=1_000 * SECOND, offset_ns=0)

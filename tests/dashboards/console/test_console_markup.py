@@ -25,7 +25,7 @@ from dashboards.console.model.whatif import root_answer
 from diagnosis.evidence import Measurement
 from telemetry.facts.limits import LimitInForce, LimitsChanged, LimitsView, SetBy
 from telemetry.requests.request_list import Taker
-from telemetry.stats.window import Batch, GridRow
+from telemetry.stats.snapshot import Batch, GridRow
 from tests.dashboards.console.samples import (
     CLOCK,
     HOSTILE,

@@ -18,7 +18,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.limits import LimitsView
 from telemetry.requests.request_list import RequestsPage
-from telemetry.stats.window import Batch, Snapshot
+from telemetry.stats.snapshot import Batch, Snapshot
 from tests.dashboards.console.samples import SECOND, finding, line, moment, page
 
 

@@ -13,7 +13,7 @@ from service.gateway.generation.choice import Choice
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.generation.submitting import submit_all
-from service.gateway.ingest.schemas import EmbeddingWish, GenerationRequest
+from service.gateway.ingest.schemas import EmbeddingOptions, GenerationRequest
 from service.gateway.processes.unwatched import only_timings
 from service.text.dummy_tokenizer import dummy_tokenizer
 from telemetry.facts.fleet.routing_records import RequestRouted
@@ -21,7 +21,7 @@ from telemetry.metrics.ingest_counts import IngestCounts
 from tests.fleet.fleet_world import GatewayWorld, NodeWorld, run, steps, until
 from tests.support.servers.scripted_engine import CONFIG
 
-REQUEST = GenerationRequest(model=None, prompts=("",) * 40, embedding=EmbeddingWish())
+REQUEST = GenerationRequest(model=None, prompts=("",) * 40, embedding=EmbeddingOptions())
 INPUTS, MEAN_TOKENS = 32, 3
 
 

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.membership.members import MOST_MEMBERS, Member, Role
-from service.fleet.routing.decided_again import decide_again
+from service.fleet.routing.decision_replay import replay_decisions
 from service.fleet.routing.router import FleetFact
 from service.fleet.wire.messages import EngineIs
 from service.fleet.wire.open_requests import MOST_OPEN
 from service.gateway.engine_client.output_queue import OutputQueue, ignore
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.fleet.client import FleetClient
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.routing import Routing
@@ -125,7 +125,7 @@ def _submitted(engines: int) -> int:
         client._links[link.name] = link
         client.changed(link)
     submit = Submit(seq_id=1, prompt=[1, 2], max_tokens=3, sampling=SamplingParams())
-    about = RequestAbout("r", TRACE_ID, SPAN_ID, None, "", "/v1/completions", "", 0, 1)
+    about = RequestContext("r", TRACE_ID, SPAN_ID, None, "", "/v1/completions", "", 0, 1)
     before = Connected.reads
     assert client.ready
     client.submit(submit, OutputQueue(10, ignore), about)
@@ -156,7 +156,7 @@ def test_facts_name_engines_that_may_not_be_chosen_when_these_change() -> None:
 
     named = [one.excluded for one in fleet.facts if isinstance(one, RequestRouted)]
     assert named == [(), (), (), ("n1",), None, ("n1", "n2"), ("n2",), None, ()]
-    assert not decide_again(fleet.facts).differing
+    assert not replay_decisions(fleet.facts).differing
 
 
 def test_of_more_requests_than_are_counted_none_is_outstanding_when_all_have_ended() -> None:
@@ -192,4 +192,4 @@ def test_a_choice_that_has_ended_is_not_counted_until_its_request_has() -> None:
     fleet.routing.over(first, "r0", 5, False, 9)
     told = [one for one in fleet.facts if isinstance(one, RouteChoiceEnded | RouteEnded)]
     assert told == [RouteChoiceEnded(7, "r0")] * 3 + [RouteEnded(9, "r0", 20)]
-    assert not decide_again(fleet.facts).differing
+    assert not replay_decisions(fleet.facts).differing

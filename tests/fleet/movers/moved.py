@@ -14,13 +14,13 @@ from service.fleet.transfer.movers.mover import BlockMover, MoverKind
 from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.tcp import TcpEndpoint
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from tests.fleet.waiting import until
 
 KEY, MEMORY_KEY = b"the key of the fleet", bytes(range(KEY_BYTES))
 EPOCH, BLOCK_BYTES, BLOCKS = 9, 4096, 40
 SLOTS = 4
-PATIENCE = LinkPatience(proof_s=30.0, silent_s=30.0, region_bytes=SLOTS * BLOCK_BYTES)
+PATIENCE = LinkSettings(proof_s=30.0, silent_s=30.0, region_bytes=SLOTS * BLOCK_BYTES)
 
 
 class Memory:
@@ -84,7 +84,7 @@ class Two:
 def two_ends(
     sends: MoverKind | None,
     receives: MoverKind | None,
-    patience: LinkPatience = PATIENCE,
+    patience: LinkSettings = PATIENCE,
     may_write: Callable[[int, int], bool] = lambda epoch, block: epoch == EPOCH and block > 0,
 ) -> Iterator[Two]:
     """Connected; block 0 may not be written."""

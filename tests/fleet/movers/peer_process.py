@@ -22,10 +22,10 @@ from service.fleet.transfer.messages import Abort, PeerId
 from service.fleet.transfer.movers.nixl_mover import nixl_kind
 from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.tcp import TcpEndpoint
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, KEY, MEMORY_KEY, SLOTS, Memory
 
-STOPPED = LinkPatience(proof_s=30.0, silent_s=3.0, ping_s=0.2, region_bytes=SLOTS * BLOCK_BYTES)
+STOPPED = LinkSettings(proof_s=30.0, silent_s=3.0, ping_s=0.2, region_bytes=SLOTS * BLOCK_BYTES)
 """Of both ends: so soon one that is stopped is given up."""
 
 

@@ -27,7 +27,7 @@ from service.fleet.transfer.movers.mover_frames import (
 )
 from service.fleet.transfer.open_memory import OpenMemory
 from service.fleet.transfer.tcp_frames import WRITE, Kind, LinkError
-from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
+from service.fleet.transfer.tcp_session import LinkSettings, TcpSession
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
 from tests.fleet.movers.moved import BLOCK_BYTES, BLOCKS, EPOCH, MEMORY_KEY, PATIENCE, SLOTS, Memory
@@ -190,6 +190,6 @@ def test_an_address_that_is_not_the_peer_s_is_not_written_to() -> None:
 
 
 def test_patience_bounds_what_all_connections_have_together() -> None:
-    patience = LinkPatience()
+    patience = LinkSettings()
 
     assert patience.region_bytes * 16 == patience.staging_bytes

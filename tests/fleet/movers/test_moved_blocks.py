@@ -10,7 +10,7 @@ import pytest
 from service.fleet.transfer.actions import FenceEnded, PeerGone
 from service.fleet.transfer.movers.mover import MoverKind
 from service.fleet.transfer.movers.nixl_mover import NOT_INSTALLED, is_installed, nixl_kind
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from service.fleet.transfer.transport import Written
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
 from tests.fleet.movers.moved import (
@@ -153,7 +153,7 @@ def test_a_mover_that_cannot_be_had_is_said_and_blocks_go_over_tcp(broken: str) 
 def test_a_mover_by_which_nothing_arrives_is_not_used(fault: str) -> None:
     kind = PlainKind()
     getattr(kind, fault).set()
-    short = LinkPatience(proof_s=0.2, silent_s=30.0, region_bytes=PATIENCE.region_bytes)
+    short = LinkSettings(proof_s=0.2, silent_s=30.0, region_bytes=PATIENCE.region_bytes)
     with two_ends(kind.kind, kind.kind, short) as two:
         assert two.ways() == (("other", KvNoMover.FAILED), ("one", KvNoMover.FAILED))
         ticket = two.write([1], blocks_of(1))
@@ -166,7 +166,7 @@ def test_a_mover_by_which_nothing_arrives_is_not_used(fault: str) -> None:
 @pytest.mark.parametrize("fault", ["holds", "fails"])
 def test_a_write_that_does_not_arrive_ends_the_connection_and_the_fence(fault: str) -> None:
     kind = PlainKind()
-    short = LinkPatience(proof_s=30.0, silent_s=0.4, ping_s=0.1, region_bytes=1 << 16)
+    short = LinkSettings(proof_s=30.0, silent_s=0.4, ping_s=0.1, region_bytes=1 << 16)
     with two_ends(kind.kind, kind.kind, short) as two:
         assert two.ways() == AGREED
         getattr(kind, fault).set()
@@ -182,7 +182,7 @@ def test_a_write_that_does_not_arrive_ends_the_connection_and_the_fence(fault: s
 
 def test_a_block_that_is_larger_than_the_memory_of_a_connection_goes_over_tcp() -> None:
     kind = PlainKind()
-    small = LinkPatience(proof_s=30.0, silent_s=30.0, region_bytes=BLOCK_BYTES - 1)
+    small = LinkSettings(proof_s=30.0, silent_s=30.0, region_bytes=BLOCK_BYTES - 1)
     with two_ends(kind.kind, kind.kind, small) as two:
         assert two.ways() == (("other", KvNoMover.TOO_LARGE), ("one", KvNoMover.TOO_LARGE))
         ticket = two.write([1], blocks_of(1))
@@ -192,7 +192,7 @@ def test_a_block_that_is_larger_than_the_memory_of_a_connection_goes_over_tcp() 
 
 def test_connections_beyond_what_may_be_on_its_way_go_over_tcp() -> None:
     kind = PlainKind()
-    one_only = LinkPatience(
+    one_only = LinkSettings(
         proof_s=30.0, silent_s=30.0, region_bytes=1 << 16, staging_bytes=(1 << 17) - 1
     )
     with two_ends(kind.kind, kind.kind, one_only) as two:

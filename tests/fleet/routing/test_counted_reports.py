@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.reports import ReportStatus
 from telemetry.facts.fleet.routing_records import RequestRouted
 from tests.fleet.routing.walks import Fleet
 
@@ -12,25 +12,25 @@ def test_a_report_that_goes_back_is_not_usable_and_requests_end() -> None:
     fleet.send()
     fleet.send()
     fleet.end("r1", "e0")
-    assert fleet.report("e0") is Reported.TAKEN
+    assert fleet.report("e0") is ReportStatus.TAKEN
 
-    assert fleet.report("e0", received=1) is Reported.NOT_USABLE
-    assert fleet.report("e0", ended=0) is Reported.NOT_USABLE
+    assert fleet.report("e0", received=1) is ReportStatus.NOT_USABLE
+    assert fleet.report("e0", ended=0) is ReportStatus.NOT_USABLE
     fleet.end("r2", "e0")
-    assert fleet.report("e0") is Reported.TAKEN
+    assert fleet.report("e0") is ReportStatus.TAKEN
     fleet.router.check()
 
 
 def test_a_report_that_counts_too_much_does_not_shut_out_those_after_it() -> None:
     fleet = Fleet(1)
     fleet.send()
-    assert fleet.report("e0", received=1000, ended=1000) is Reported.TAKEN
+    assert fleet.report("e0", received=1000, ended=1000) is ReportStatus.TAKEN
     fleet.send()
 
-    assert fleet.report("e0", received=1) is Reported.TAKEN
+    assert fleet.report("e0", received=1) is ReportStatus.TAKEN
     fleet.end("r2", "e0")
     fleet.end("r1", "e0")
-    assert fleet.report("e0") is Reported.TAKEN
+    assert fleet.report("e0") is ReportStatus.TAKEN
     fleet.router.check()
 
 
@@ -40,7 +40,7 @@ def test_a_request_with_choices_has_as_many_rows_and_one_prompt() -> None:
     view = fleet.router._book.by_name["e0"]
     fleet.send(fleet.request(sequences=4))
     assert (view.residents, view.rows, view.context_tokens) == (4, 4, 4 * 200)
-    assert fleet.report("e0", running=4, context_tokens=800, own_sequences=4) is Reported.TAKEN
+    assert fleet.report("e0", running=4, context_tokens=800, own_sequences=4) is ReportStatus.TAKEN
     assert (view.residents, view.context_tokens) == (4, 800)
     fleet.end("r1", "e0")
     assert (view.residents, view.rows, view.context_tokens) == (0, 0, 0)
@@ -75,7 +75,7 @@ def test_the_last_of_several_choices_takes_only_its_own_row() -> None:
     fleet.end("r1", "e0")
 
     assert (view.residents, view.context_tokens) == (8, 1800)
-    assert fleet.report("e0", running=8, context_tokens=1800) is Reported.TAKEN
+    assert fleet.report("e0", running=8, context_tokens=1800) is ReportStatus.TAKEN
     assert (view.residents, view.context_tokens) == (8, 1800)
 
 
@@ -95,8 +95,8 @@ def test_a_report_that_goes_back_in_choices_is_not_usable() -> None:
     fleet.end_choice("r1", "e0")
     fleet.report("e0", running=3)
 
-    assert fleet.report("e0", choices_ended=0) is Reported.NOT_USABLE
-    assert fleet.report("e0", choices_ended=-1) is Reported.NOT_USABLE
+    assert fleet.report("e0", choices_ended=0) is ReportStatus.NOT_USABLE
+    assert fleet.report("e0", choices_ended=-1) is ReportStatus.NOT_USABLE
 
 
 def test_a_request_without_further_sequences_has_no_choice_that_ends() -> None:

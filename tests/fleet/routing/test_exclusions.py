@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from service.fleet.membership.members import MOST_MEMBERS
-from service.fleet.routing.decided_again import decide_again
+from service.fleet.routing.decision_replay import replay_decisions
 from service.fleet.routing.router import FleetFact
 from service.fleet.routing.settings import MAX_EXCLUDED
 from telemetry.facts.fleet.routing_records import RequestRouted, RoutingPolicy
@@ -47,6 +47,6 @@ def test_choices_with_exclusions_come_out_the_same_again(policy: RoutingPolicy) 
         fleet.send(fleet.request(excluded=which))
     facts = msgspec.msgpack.decode(msgspec.msgpack.encode(fleet.facts), type=list[FleetFact])
 
-    again = decide_again(facts)
+    again = replay_decisions(facts)
     assert again.choices == 9
     assert not again.differing

@@ -9,8 +9,8 @@ import pytest
 
 from service.engine.kv.prefix import PrefixCache, namespace_of
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of, anchors_of
-from service.fleet.routing.decided_again import NoRouter, decide_again, with_older_signals
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.decision_replay import NoRouter, replay_decisions, with_older_signals
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.router import FleetFact
 from service.fleet.routing.settings import RoutingSettings
 from telemetry.facts.fleet.known_fleet import KnownFleet, KnownFleetFact
@@ -55,7 +55,7 @@ def test_recorded_choices_come_out_the_same_again(policy: RoutingPolicy) -> None
     for seed in range(8):
         facts = decoder.decode(encoder.encode(walk(seed, policy).facts))
 
-        again = decide_again(facts)
+        again = replay_decisions(facts)
 
         assert again.choices == _choices(facts)
         assert not again.differing
@@ -75,7 +75,7 @@ def test_choices_after_a_hole_in_the_record_are_counted_apart(
         facts = walk(seed, policy).facts
         places = [n for n, one in enumerate(facts) if isinstance(one, lost)]
         held = [one for n, one in enumerate(facts) if n not in places[:1]]
-        again = decide_again(held)
+        again = replay_decisions(held)
 
         assert again.choices + again.undecidable == _choices(held)
         apart += again.undecidable
@@ -90,7 +90,7 @@ def test_a_record_that_begins_in_the_middle_is_read_without_an_error() -> None:
         if isinstance(fact, KnownFleetFact):
             known.take(fact)
     rest = facts[100:]
-    again = decide_again([*known.facts(), *rest])
+    again = replay_decisions([*known.facts(), *rest])
 
     assert again.undecidable
     assert again.choices + again.undecidable == _choices(rest)
@@ -103,7 +103,7 @@ def test_what_is_said_again_changes_nothing() -> None:
     for fact in facts[:100]:
         if isinstance(fact, KnownFleetFact):
             known.take(fact)
-    again = decide_again([*facts[:100], *known.facts(), *facts[100:]])
+    again = replay_decisions([*facts[:100], *known.facts(), *facts[100:]])
 
     assert again.choices == _choices(facts)
     assert not again.differing
@@ -117,9 +117,9 @@ def _choices(facts: list[FleetFact]) -> int:
 def test_another_policy_is_asked_about_the_same_moments() -> None:
     facts = walk(2, RoutingPolicy.ROUND_ROBIN).facts
 
-    other = decide_again(facts, RoutingPolicy.LEAST_FINISH)
+    other = replay_decisions(facts, RoutingPolicy.LEAST_FINISH)
 
-    assert other.choices == decide_again(facts).choices
+    assert other.choices == replay_decisions(facts).choices
     assert other.differing
 
 
@@ -128,14 +128,14 @@ def test_older_signals_are_asked_about_too() -> None:
     facts = walk(3, RoutingPolicy.LEAST_FINISH).facts
 
     assert with_older_signals(facts, 0) == facts
-    older = decide_again(with_older_signals(facts, 500 * MS))
-    assert older.choices == decide_again(facts).choices
+    older = replay_decisions(with_older_signals(facts, 500 * MS))
+    assert older.choices == replay_decisions(facts).choices
     assert older.differing
 
 
 def test_facts_without_a_router_are_refused() -> None:
     with pytest.raises(NoRouter):
-        decide_again([])
+        replay_decisions([])
 
 
 def test_no_engine_is_a_typed_refusal() -> None:
@@ -171,12 +171,12 @@ def test_one_is_found_though_nearly_all_are_excluded(policy: RoutingPolicy) -> N
 def test_reports_of_earlier_starts_and_older_ones_are_not_taken() -> None:
     fleet = Fleet(0)
     fleet.join("a")
-    assert fleet.report("a", engine="b") is Reported.UNKNOWN_ENGINE
-    assert fleet.report("a", incarnation=2) is Reported.OLD_INCARNATION
-    assert fleet.report("a") is Reported.TAKEN
-    assert fleet.report("a", number=1) is Reported.OUT_OF_ORDER
+    assert fleet.report("a", engine="b") is ReportStatus.UNKNOWN_ENGINE
+    assert fleet.report("a", incarnation=2) is ReportStatus.OLD_INCARNATION
+    assert fleet.report("a") is ReportStatus.TAKEN
+    assert fleet.report("a", number=1) is ReportStatus.OUT_OF_ORDER
     fleet.router.left("a", LeaveReason.DIED, 0)
-    assert fleet.report("a") is Reported.UNKNOWN_ENGINE
+    assert fleet.report("a") is ReportStatus.UNKNOWN_ENGINE
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_report_that_cannot_be_true_changes_nothing(wrong: dict[str, object]) 
     fleet = Fleet(1)
     facts = len(fleet.facts)
 
-    assert fleet.report("e0", **wrong) is Reported.NOT_USABLE
+    assert fleet.report("e0", **wrong) is ReportStatus.NOT_USABLE
     assert len(fleet.facts) == facts
     assert fleet.send() == "e0"
 
@@ -218,7 +218,7 @@ def test_an_engine_that_joins_again_is_another_one() -> None:
 
     assert fleet.router.joined("e0", 2, 16, 1) == []
     assert fleet.send() == "e0"
-    assert fleet.report("e0", incarnation=1) is Reported.OLD_INCARNATION
+    assert fleet.report("e0", incarnation=1) is ReportStatus.OLD_INCARNATION
 
 
 def test_what_a_report_contains_is_counted_once() -> None:

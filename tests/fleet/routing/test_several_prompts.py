@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.fleet.routing.decided_again import decide_again
+from service.fleet.routing.decision_replay import replay_decisions
 from service.fleet.routing.engine_view import EngineView
 from tests.fleet.routing.walks import Fleet
 
@@ -40,7 +40,7 @@ def test_prompts_that_are_sent_together_are_believed_to_be_there_as_single_ones_
     assert weight(together)[:3] == (0, 0, 0)
     for fleet in (together, apart):
         fleet.router.check()
-        assert not decide_again(fleet.facts).differing
+        assert not replay_decisions(fleet.facts).differing
 
 
 def test_an_engine_with_several_prompts_to_compute_is_spared() -> None:
@@ -50,4 +50,4 @@ def test_an_engine_with_several_prompts_to_compute_is_spared() -> None:
 
     others = [fleet.send(fleet.request()) for _ in range(3)]
     assert first not in others
-    assert not decide_again(fleet.facts).differing
+    assert not replay_decisions(fleet.facts).differing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import FleetFact, Router
 from service.fleet.routing.settings import RoutingSettings
@@ -43,7 +43,7 @@ class Fleet:
         self.counts[name], self.choices[name] = [0, 0], 0
         return self.router.joined(name, incarnation, 16, self.now_ns)
 
-    def report(self, name: str, **changes: object) -> Reported:
+    def report(self, name: str, **changes: object) -> ReportStatus:
         """An idle engine's report, but for `changes`."""
         number = self.numbers[name] = self.numbers.get(name, 0) + 1
         received, ended = self.counts[name]

@@ -36,9 +36,9 @@ from service.fleet.transfer.messages import (
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillEvent, PrefillSide
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.tcp import TcpEndpoint
-from service.fleet.transfer.tcp_session import LinkPatience
+from service.fleet.transfer.tcp_session import LinkSettings
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.fleet.kv_transfer_records import KvChunkPushed, KvStagingFull, KvTransferFact
 from telemetry.facts.reasons import EndReason
@@ -71,7 +71,7 @@ class Sends:
     A push of a block that its sequence does not have then is an error."""
 
     def __init__(self, staging_bytes: int) -> None:
-        patience = PrefillPatience(
+        patience = PrefillSideSettings(
             hold_ns=HOLD_NS, resend_ns=RESEND_NS, staging_bytes=staging_bytes
         )
         self.side = PrefillSide(LAYOUT, lambda begin: begin.epoch, patience)
@@ -334,8 +334,8 @@ def test_two_prompts_beyond_what_may_be_on_its_way_arrive_whole_over_tcp() -> No
     world, facts = World(), list[KvTransferFact]()
     own = Memory([bytes([block]) * BLOCK_BYTES for block in range(40)])
     landed = Memory([bytes(BLOCK_BYTES)] * 40)
-    link = LinkPatience(silent_s=30.0, staging_bytes=3 * BLOCK_BYTES)
-    patience = PrefillPatience(resend_ns=HOLD_NS, staging_bytes=link.staging_bytes)
+    link = LinkSettings(silent_s=30.0, staging_bytes=3 * BLOCK_BYTES)
+    patience = PrefillSideSettings(resend_ns=HOLD_NS, staging_bytes=link.staging_bytes)
     one = TcpEndpoint("one", KEY, patience=link)
     other = TcpEndpoint("other", KEY, landed, MEMORY_KEY, lambda epoch, block: True, listen=None)
     driver = PrefillDriver(

@@ -13,10 +13,10 @@ from service.engine.prompt_output import PromptOutput
 from service.fleet.wire import messages
 from service.fleet.wire.checks import MOST_GRAMMAR_CHARACTERS
 from service.fleet.wire.handshake import SEAL_BYTES
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.fleet.remote import for_node
 from service.gateway.http import limits
-from service.gateway.ingest.compat.wishes import salt_of
+from service.gateway.ingest.compat.compat_options import salt_of
 from service.gateway.ingest.schemas import parse_completion
 from service.gateway.routes.route_table import GENERATION
 from telemetry.facts.reasons import EndReason
@@ -72,7 +72,7 @@ def longest() -> messages.RemoteSubmit:
         itl_target_ns=INT64,
         prompt_output=PromptOutput(logprobs=request.prompt_logprobs),
     )
-    about = RequestAbout(
+    about = RequestContext(
         "r" * limits.REQUEST_ID_CHARACTERS.value,
         TRACE_ID,
         SPAN_ID,

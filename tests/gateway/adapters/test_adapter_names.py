@@ -16,7 +16,7 @@ from service.engine.prompt_output import Pooled
 from service.gateway.engine_client.adapters import AdapterView
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.errors import ApiError, error_of_end
 from service.gateway.ingest.schemas import Operation
 from service.process.frames import Frame
@@ -159,7 +159,7 @@ def test_what_fails_in_a_load_is_for_the_operator_and_not_for_clients() -> None:
 class Pools(EngineClient):
     """Answers each sequence with a vector, at once."""
 
-    def submit(self, command: Submit, queue: OutputQueue, about: RequestAbout) -> int:
+    def submit(self, command: Submit, queue: OutputQueue, about: RequestContext) -> int:
         vector = Pooled(bytes(8))
         queue.put(Emission(command.seq_id, None, EndReason.MAX_TOKENS, prompt=vector))
         return 0

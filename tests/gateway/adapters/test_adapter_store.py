@@ -19,7 +19,7 @@ GENEROUS_S = 60.0
 
 
 class Weights:
-    bytes, rank = 10, 4
+    bytes, rank, digest = 10, 4, "d1"
 
 
 class Disk:
@@ -53,6 +53,7 @@ def test_what_was_read_is_placed_and_freed() -> None:
 
     answer = answers.get(timeout=GENEROUS_S)
     assert (answer.number, answer.bytes, answer.rank, answer.error) == (1, 10, 4, None)
+    assert answer.digest == "d1"
     assert store.place(1) == 10
     store.drop(1)
     store.close()

@@ -18,7 +18,11 @@ from service.gateway.generation.responses import (
     role_events,
     usage,
 )
-from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes, cut_prompt
+from service.gateway.ingest.compat.compat_options import (
+    NO_COMPAT_OPTIONS,
+    CompatOptions,
+    cut_prompt,
+)
 from service.gateway.ingest.schemas import Operation
 from service.text.detokenizer import StopScanner
 from service.text.dummy_tokenizer import dummy_tokenizer
@@ -33,18 +37,20 @@ def ids_of(text: str) -> list[int]:
 
 
 def choice_after(
-    ids: list[int], wishes: Wishes, end: EndReason, stops: tuple[str, ...] = ()
+    ids: list[int], compat_options: CompatOptions, end: EndReason, stops: tuple[str, ...] = ()
 ) -> Choice:
     """A choice whose last token came with its end."""
-    choice = Choice(0, 7, TOKENIZER, stops, wishes)
+    choice = Choice(0, 7, TOKENIZER, stops, compat_options)
     for number, token_id in enumerate(ids, 1):
         last = end if number == len(ids) else None
         choice.accept(Emission(7, Sample(token_id), last))
     return choice
 
 
-def head(operation: Operation, wishes: Wishes, prompts: list[list[int]] | None) -> ResponseHead:
-    return ResponseHead(operation, "id", 1, "m", False, True, wishes, prompts)
+def head(
+    operation: Operation, compat_options: CompatOptions, prompts: list[list[int]] | None
+) -> ResponseHead:
+    return ResponseHead(operation, "id", 1, "m", False, True, compat_options, prompts)
 
 
 def written(body: Coroutine[Any, Any, bytes]) -> Any:
@@ -57,8 +63,8 @@ def chunks(data: bytes) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one two")])
 def test_the_text_that_stopped_it_is_kept_where_that_was_asked_for(keep: bool, text: str) -> None:
-    wishes = Wishes(keep_stop=keep)
-    choice = choice_after(ids_of("one two three"), wishes, EndReason.EOS, ("two",))
+    compat_options = CompatOptions(keep_stop=keep)
+    choice = choice_after(ids_of("one two three"), compat_options, EndReason.EOS, ("two",))
 
     assert choice.take_delta().text == text
     assert choice.stop_found
@@ -87,7 +93,7 @@ def test_the_token_that_ends_a_text_is_part_of_it_only_when_it_is_kept_and_shown
     shown = TOKENIZER.token_text(SPECIAL)
     texts = {
         (keep, special): choice_after(
-            ids, Wishes(keep_stop=keep, keep_special=special), end
+            ids, CompatOptions(keep_stop=keep, keep_special=special), end
         ).take_delta().text
         for keep in (False, True)
         for special in (False, True)
@@ -103,8 +109,10 @@ def test_the_token_that_ends_a_text_is_part_of_it_only_when_it_is_kept_and_shown
 
 def test_control_tokens_are_text_where_that_was_asked_for() -> None:
     ids = [*ids_of("a"), SPECIAL, *ids_of("b")]
-    plain = choice_after(ids, NO_WISHES, EndReason.MAX_TOKENS).take_delta().text
-    shown = choice_after(ids, Wishes(keep_special=True), EndReason.MAX_TOKENS).take_delta().text
+    plain = choice_after(ids, NO_COMPAT_OPTIONS, EndReason.MAX_TOKENS).take_delta().text
+    shown = (
+        choice_after(ids, CompatOptions(keep_special=True), EndReason.MAX_TOKENS).take_delta().text
+    )
 
     assert plain == "ab"
     assert shown == f"a{TOKENIZER.token_text(SPECIAL)}b"
@@ -113,7 +121,7 @@ def test_control_tokens_are_text_where_that_was_asked_for() -> None:
 def test_token_ids_come_with_the_text_that_they_become() -> None:
     """Those of a character that is not complete wait for the rest of it; none is lost."""
     ids = ids_of("aé")
-    choice = Choice(0, 7, TOKENIZER, (), Wishes(token_ids=True))
+    choice = Choice(0, 7, TOKENIZER, (), CompatOptions(token_ids=True))
     found: list[Delta] = []
     for number, token_id in enumerate(ids, 1):
         end = EndReason.MAX_TOKENS if number == len(ids) else None
@@ -128,9 +136,9 @@ def test_token_ids_come_with_the_text_that_they_become() -> None:
 def test_a_stream_has_the_prompts_tokens_once_and_the_outputs_with_each_chunk(
     operation: Operation,
 ) -> None:
-    wishes = Wishes(token_ids=True)
-    top = head(operation, wishes, [[1, 2]])
-    writer, choice = ChunkWriter(top, TOKENIZER), Choice(0, 7, TOKENIZER, (), wishes)
+    compat_options = CompatOptions(token_ids=True)
+    top = head(operation, compat_options, [[1, 2]])
+    writer, choice = ChunkWriter(top, TOKENIZER), Choice(0, 7, TOKENIZER, (), compat_options)
     data = b"".join(role_events(top, [choice]))
     data += writer.chunk(choice, Delta("a", [], None, [5]))
     data += writer.chunk(choice, Delta("b", [], "stop", [6, 7]))
@@ -144,9 +152,9 @@ def test_a_stream_has_the_prompts_tokens_once_and_the_outputs_with_each_chunk(
 
 
 def test_a_whole_text_has_the_tokens_of_each_prompt_with_its_choices() -> None:
-    wishes = Wishes(token_ids=True, tier="default", answer_id="mine")
-    top = head(Operation.TEXT, wishes, [[1], [1], [2, 3], [2, 3]])
-    choices = [Choice(index, index, TOKENIZER, (), wishes) for index in range(4)]
+    compat_options = CompatOptions(token_ids=True, tier="default", answer_id="mine")
+    top = head(Operation.TEXT, compat_options, [[1], [1], [2, 3], [2, 3]])
+    choices = [Choice(index, index, TOKENIZER, (), compat_options) for index in range(4)]
     deltas = [Delta("a", [], "stop", [index]) for index in range(4)]
     body = written(full_body(top, choices, deltas, usage(1, 2, 0), TOKENIZER))
 
@@ -156,9 +164,9 @@ def test_a_whole_text_has_the_tokens_of_each_prompt_with_its_choices() -> None:
 
 
 def test_a_whole_chat_has_its_prompts_tokens_beside_the_choices() -> None:
-    wishes = Wishes(token_ids=True)
-    top = head(Operation.CHAT, wishes, [[4, 5]])
-    choice, delta = Choice(0, 7, TOKENIZER, (), wishes), Delta("a", [], "stop", [9])
+    compat_options = CompatOptions(token_ids=True)
+    top = head(Operation.CHAT, compat_options, [[4, 5]])
+    choice, delta = Choice(0, 7, TOKENIZER, (), compat_options), Delta("a", [], "stop", [9])
     body = written(full_body(top, [choice], [delta], usage(1, 2, 0), TOKENIZER))
 
     assert body["prompt_token_ids"] == [4, 5]
@@ -166,7 +174,7 @@ def test_a_whole_chat_has_its_prompts_tokens_beside_the_choices() -> None:
 
 
 def test_usage_comes_with_each_chunk_where_that_was_asked_for() -> None:
-    top = head(Operation.TEXT, Wishes(running_usage=True), None)
+    top = head(Operation.TEXT, CompatOptions(running_usage=True), None)
     writer, choice = ChunkWriter(top, TOKENIZER), Choice(0, 7, TOKENIZER, ())
     data = writer.chunk(choice, Delta("a", [], None), usage(3, 1, 0))
     data += writer.chunk(choice, Delta("b", [], None), usage(3, 2, 0))
@@ -190,6 +198,6 @@ def test_a_prompt_is_cut_to_what_was_asked_for_or_to_what_fits(
     most: int | None, right: bool, kept: list[int]
 ) -> None:
     """The context has 8 tokens, 3 of them for the output."""
-    wishes = Wishes(prompt_tokens=most, cut_right=right)
+    compat_options = CompatOptions(prompt_tokens=most, cut_right=right)
 
-    assert cut_prompt(list(range(10)), wishes, 8, 3) == kept
+    assert cut_prompt(list(range(10)), compat_options, 8, 3) == kept

@@ -179,8 +179,8 @@ def test_running_usage_is_vllms_and_needs_usage() -> None:
     wanted = parsed(stream=True, stream_options=options)
     without = parsed(stream=True, stream_options={"continuous_usage_stats": True})
 
-    assert wanted.wishes.running_usage
-    assert not without.wishes.running_usage
+    assert wanted.compat_options.running_usage
+    assert not without.compat_options.running_usage
     assert refusal_of("sglang", stream=True, stream_options=options).code == "unknown_field"
 
 
@@ -209,9 +209,9 @@ def test_a_foreign_schema_is_read_by_a_worker_as_any_other() -> None:
 
 def test_chat_takes_the_same_fields() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "rid": "a.b", "no_stop_trim": True}
-    wishes = parse_chat(msgspec.json.encode(body), SamplingDefaults()).wishes
+    compat_options = parse_chat(msgspec.json.encode(body), SamplingDefaults()).compat_options
 
-    assert (wishes.answer_id, wishes.keep_stop) == ("a.b", True)
+    assert (compat_options.answer_id, compat_options.keep_stop) == ("a.b", True)
 
 
 def test_every_dialect_has_rows_of_each_treatment_that_it_needs() -> None:

@@ -11,7 +11,7 @@ from starlette.types import Message
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError
 from service.gateway.http.asgi import read_body
-from service.gateway.http.body_room import FREE_BYTES, BodyRoom
+from service.gateway.http.body_room import FREE_BYTES, BodyMemoryBudget
 
 CONFIG = GatewayConfig()
 PART_BYTES = 2 * FREE_BYTES
@@ -20,7 +20,7 @@ PART_BYTES = 2 * FREE_BYTES
 class Body:
     """A body that comes in parts, when the test says so."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyMemoryBudget) -> None:
         self._parts: asyncio.Queue[Message] = asyncio.Queue()
         scope: dict[str, Any] = {"headers": []}
         self.whole = asyncio.ensure_future(read_body(scope, self._parts.get, CONFIG, room))
@@ -36,7 +36,7 @@ def test_more_than_there_is_room_for_is_refused_while_it_comes() -> None:
     """Short bodies come in; and a large one does, when others are whole, broken off or refused."""
 
     async def scenario() -> None:
-        room = BodyRoom(most_bytes=PART_BYTES)
+        room = BodyMemoryBudget(most_bytes=PART_BYTES)
         first, second = Body(room), Body(room)
         await first.comes()
         await second.comes()
@@ -62,7 +62,7 @@ def test_more_than_there_is_room_for_is_refused_while_it_comes() -> None:
 
 def test_a_body_that_is_alone_may_be_as_large_as_a_body_may_be() -> None:
     async def scenario() -> None:
-        body = Body(BodyRoom(most_bytes=1))
+        body = Body(BodyMemoryBudget(most_bytes=1))
         await body.comes()
         await body.comes(is_last=True)
         assert len(await body.whole) == 2 * PART_BYTES

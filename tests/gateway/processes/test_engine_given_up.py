@@ -17,7 +17,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import EngineProcess
 from service.gateway.engine_client.engine_watch import EngineWatch
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.engine_client.request_about import RequestAbout
+from service.gateway.engine_client.request_context import RequestContext
 from service.gateway.engine_client.supervisor import Supervisor
 from service.gateway.processes.engine_link import JoiningClient
 from service.process.heartbeat import HeartbeatReader, shared_file
@@ -95,7 +95,7 @@ def test_requests_of_a_killed_engine_that_keeps_its_socket_have_their_end() -> N
         await engine.attach(client)
         outputs = OutputQueue(16, lambda full: None)
         submit = Submit(seq_id=1, prompt=[1], max_tokens=4, sampling=SamplingParams())
-        about = RequestAbout("r", "0" * 32, "0" * 16, None, "", "/v1/completions", "chat", 0, 1)
+        about = RequestContext("r", "0" * 32, "0" * 16, None, "", "/v1/completions", "chat", 0, 1)
         client.submit(submit, outputs, about)
 
         ours, theirs = socket.socketpair()

@@ -9,7 +9,7 @@ from service.engine.prompt_output import Pooling, PromptOutput
 from service.gateway.errors import ApiError
 from service.gateway.generation.embeddings import pooled_output
 from service.gateway.generation.submitting import wanted_of_prompts
-from service.gateway.ingest.schemas import EmbeddingWish, GenerationRequest
+from service.gateway.ingest.schemas import EmbeddingOptions, GenerationRequest
 from service.model_files.embedding_files import EmbeddingModel
 from tests.support.worlds.metrics_world import engine_started
 
@@ -37,7 +37,7 @@ def test_an_echo_without_scores_needs_no_scores() -> None:
 def test_embeddings_are_refused_with_the_reason() -> None:
     model = EmbeddingModel(pooling=Pooling.MEAN)
     with pytest.raises(ApiError, match="logits only") as caught:
-        pooled_output(EmbeddingWish(), model, UNABLE)
+        pooled_output(EmbeddingOptions(), model, UNABLE)
 
     assert caught.value.code == "no_embeddings"
-    assert pooled_output(EmbeddingWish(), model, ABLE) == PromptOutput(pooling=Pooling.MEAN)
+    assert pooled_output(EmbeddingOptions(), model, ABLE) == PromptOutput(pooling=Pooling.MEAN)

@@ -20,8 +20,8 @@ from service.composition.report_worker import (
     ReportWorker,
     report_families,
 )
-from service.composition.root_failures import RootFailure
 from service.composition.thread_stacks import both_stacks, gateway_stacks
+from service.composition.worker_failures import WorkerFailure
 from telemetry.facts.clock import ManualClock
 from telemetry.journal.in_use import in_use, is_in_use
 from tests.support.worlds.twins.cases import SECOND
@@ -280,7 +280,7 @@ def test_a_child_that_was_killed_before_it_began_does_not_run(tmp_path: Path) ->
     with pytest.raises(ChildFailed) as failed:
         child.run_command([str(ran)])
 
-    assert failed.value.reason is RootFailure.KILLED
+    assert failed.value.reason is WorkerFailure.KILLED
     assert not ran.exists()
 
 

@@ -15,9 +15,9 @@ import pytest
 from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
-from service.composition import replay_child, root_worker
-from service.composition.root_failures import RootFailure, RootFailures
-from service.composition.root_worker import NOTHING, RootWorker
+from service.composition import replay_child, root_cause_worker
+from service.composition.root_cause_worker import NOTHING, RootCauseWorker
+from service.composition.worker_failures import WorkerFailure, WorkerFailures
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal import write_journal
@@ -56,7 +56,7 @@ class CountedClock(ManualClock):
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """At whether an explanation is due: every test here waits for that."""
-    monkeypatch.setattr(root_worker, "_POLL_S", 0.02)
+    monkeypatch.setattr(root_cause_worker, "_POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def same_priority(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("same_priority")
 def test_a_fault_is_explained() -> None:
     record, said = stalled()
-    worker = RootWorker(MonotonicClock(), lambda: said, lambda: [record], None)
+    worker = RootCauseWorker(MonotonicClock(), lambda: said, lambda: [record], None)
     worker.start()
     eventually(lambda: worker.answer != NOTHING, "an explanation", 60)
     worker.stop()
@@ -85,7 +85,7 @@ def test_the_answer_has_the_settings_that_would_meet_the_objectives(tmp_path: Pa
     record, said = stalled()
     classes = tmp_path / "slo.toml"
     classes.write_text("[classes.patient]\nttft_ms = 60000\nitl_ms = 60000\n")
-    worker = RootWorker(
+    worker = RootCauseWorker(
         MonotonicClock(), lambda: said, lambda: [record], None, slo_file=str(classes)
     )
     worker.start()
@@ -111,7 +111,7 @@ def test_a_broken_promise_is_explained_by_the_onset_of_its_finding() -> None:
         taken.append(clock.now_ns())
         return []
 
-    worker = RootWorker(clock, lambda: said, frames, None, ("/not/there",))
+    worker = RootCauseWorker(clock, lambda: said, frames, None, ("/not/there",))
     worker.start()
     clock.until_looked_at(3)
     early = list(taken)
@@ -135,7 +135,7 @@ def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_
         return []
 
     work = "n = 4_000_000\nwhile n: n -= 1\nprint('{}')"
-    worker = RootWorker(clock, lambda: said, frames, None, (sys.executable, "-c", work))
+    worker = RootCauseWorker(clock, lambda: said, frames, None, (sys.executable, "-c", work))
     worker.start()
     eventually(lambda: worker.answer != NOTHING, "an explanation", 30)
     clock.until_looked_at(3)
@@ -166,7 +166,7 @@ def test_nothing_is_replayed_while_nothing_is_wrong_or_not_for_long_enough(said:
         taken.append(1)
         return []
 
-    worker = RootWorker(clock, lambda: said, frames, None, ("/not/there",))
+    worker = RootCauseWorker(clock, lambda: said, frames, None, ("/not/there",))
     worker.start()
     clock.until_looked_at(3)
     worker.stop()
@@ -200,12 +200,12 @@ def test_every_action_has_a_remedy_and_a_promise_is_the_first_that_helps() -> No
 
 def worker_of(
     said: Diagnosis, record: bytes, child: tuple[str, ...] | None = None, limit_s: float = 60
-) -> RootWorker:
+) -> RootCauseWorker:
     child = child or (sys.executable, "-m", "service.cli.main")
-    return RootWorker(MonotonicClock(), lambda: said, lambda: [record], None, child, limit_s)
+    return RootCauseWorker(MonotonicClock(), lambda: said, lambda: [record], None, child, limit_s)
 
 
-def failure_of(worker: RootWorker) -> dict[str, Any]:
+def failure_of(worker: RootCauseWorker) -> dict[str, Any]:
     """How the first attempt fails."""
     worker.start()
     eventually(lambda: worker.failures.last, "the first failure", 30)
@@ -270,8 +270,8 @@ def test_what_the_diagnosis_or_the_recorder_raises_does_not_end_the_worker() -> 
         raise KeyError("broken")
 
     for worker in (
-        RootWorker(MonotonicClock(), broken, lambda: [], None),
-        RootWorker(MonotonicClock(), lambda: said, broken, None),
+        RootCauseWorker(MonotonicClock(), broken, lambda: [], None),
+        RootCauseWorker(MonotonicClock(), lambda: said, broken, None),
     ):
         assert failure_of(worker)["reason"] == "internal"
 
@@ -279,12 +279,12 @@ def test_what_the_diagnosis_or_the_recorder_raises_does_not_end_the_worker() -> 
 def test_attempts_that_fail_are_made_ever_more_seldom_and_logged_once_a_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failures = RootFailures()
+    failures = WorkerFailures()
     with caplog.at_level(logging.WARNING):
-        waits_s = [failures.note(RootFailure.DISK, "full") / 1e9 for _ in range(9)]
+        waits_s = [failures.note(WorkerFailure.DISK, "full") / 1e9 for _ in range(9)]
 
     assert waits_s == [5, 10, 20, 40, 80, 160, 320, 600, 600]
     assert len(caplog.records) == 1
     failures.forget()
     assert failures.last is None
-    assert failures.note(RootFailure.DISK, "full") == 5_000_000_000
+    assert failures.note(WorkerFailure.DISK, "full") == 5_000_000_000

@@ -28,7 +28,7 @@ from service.fleet.transfer.decode_side import DecodeSide, Receiving
 from service.fleet.transfer.epochs import SeenEpochs
 from service.fleet.transfer.messages import Abort, Begin, Fenced, Layout, PeerId
 from service.fleet.transfer.prefill_side import PrefillSide
-from service.fleet.transfer.sending import PrefillPatience, Sending
+from service.fleet.transfer.sending import PrefillSideSettings, Sending
 from service.fleet.transfer.transport import STAGING_BYTES
 from service.process.kv_exchange import DECODE_PATIENCE, PREFILL_PATIENCE
 from telemetry.facts.reasons import EndReason
@@ -118,7 +118,7 @@ def test_prompts_that_wait_longer_for_room_than_their_lease_are_admitted(
         asks=tuple(Ask(at_ns=0, prompt=one, max_tokens=2, remote=True) for one in prompts),
         limits=limits,
         link=LinkModel(block_ns=200 * MS),
-        prefill_patience=PrefillPatience(staging_bytes=staging_bytes),
+        prefill_patience=PrefillSideSettings(staging_bytes=staging_bytes),
     )
     report = World(scenario).run()
 
@@ -192,7 +192,7 @@ class IgnoresAborts(PrefillSide):
 
 class PushesAtOnce(PrefillSide):
     def __init__(
-        self, layout: Layout, number: Callable[[Begin], int], patience: PrefillPatience
+        self, layout: Layout, number: Callable[[Begin], int], patience: PrefillSideSettings
     ) -> None:
         super().__init__(layout, number, with_fields(patience, staging_bytes=STAGING_BYTES))
 

@@ -15,7 +15,7 @@ from lab.fleet.outcome import Asked
 from lab.fleet.scenarios import fleet_chaos
 from lab.fleet.world import FleetScenario, FleetWorld
 from lab.simulation.evidence import InvariantViolated
-from service.fleet.routing.reports import Reported
+from service.fleet.routing.reports import ReportStatus
 from service.fleet.routing.request import RouteRequest
 from service.fleet.routing.router import Router
 from telemetry.facts.fleet.routing_records import (
@@ -54,7 +54,7 @@ class ForgetsDrains(Router):
     def drain(self, engine: str, now_ns: int) -> None:
         pass
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         return super().report(replace(report, draining=False))
 
 
@@ -101,14 +101,14 @@ class ChoosesByChance(Router):
 class CountsTwice(Router):
     """INV-7: what a report contains is added once more."""
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         return super().report(replace(report, received=0))
 
 
 class TakesOldReports(Router):
     """INV-9: the number of a report is not looked at."""
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         view = self._book.by_name.get(report.engine)
         if view is not None:
             view.report = None
@@ -118,17 +118,17 @@ class TakesOldReports(Router):
 class TakesOldIncarnations(Router):
     """INV-9: nor is the incarnation."""
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         view = self._book.by_name.get(report.engine)
         if view is None:
-            return Reported.UNKNOWN_ENGINE
+            return ReportStatus.UNKNOWN_ENGINE
         return super().report(replace(report, incarnation=view.incarnation))
 
 
 class KeepsPrefixes(Router):
     """INV-10: what an engine holds no more is believed for ever."""
 
-    def report(self, report: EngineReported) -> Reported:
+    def report(self, report: EngineReported) -> ReportStatus:
         changes = report.prefixes
         view = self._book.by_name.get(report.engine)
         if changes is not None and view is not None:

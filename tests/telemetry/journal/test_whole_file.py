@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from telemetry.facts.clock import ManualClock
+from telemetry.journal.atomic_file import atomic_file
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import read_journal
-from telemetry.journal.whole_file import whole_file
 from tests.support.full_disk import files_up_to
 from tests.support.worlds.journal_facts import steps
 
@@ -18,7 +18,7 @@ from tests.support.worlds.journal_facts import steps
 def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text("new")
         assert path.read_text() == "old"
 
@@ -32,7 +32,7 @@ def test_one_that_fails_leaves_what_was_there(tmp_path: Path, kind: type[BaseExc
     path.write_text("old")
 
     def fail() -> None:
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_text("half")
             raise kind
 
@@ -47,9 +47,9 @@ def test_a_link_or_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
-    with whole_file(link) as path:
+    with atomic_file(link) as path:
         path.write_text("new")
-    with whole_file(Path(os.devnull)) as device:
+    with atomic_file(Path(os.devnull)) as device:
         device.write_text("gone")
 
     assert link.is_symlink()

@@ -22,7 +22,7 @@ from telemetry.facts.records import EngineDied
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 from telemetry.stats.window_fold import WindowFold
 from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.spans import SpanBuilder

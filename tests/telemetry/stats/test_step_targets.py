@@ -22,7 +22,7 @@ from telemetry.metrics.prometheus import scalar_families, text
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.timelines import describe
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 from telemetry.stats.window_fold import WindowFold
 from telemetry.traces.spans import SpanBuilder
 from tests.support.servers.perfetto_check import checked

@@ -28,7 +28,7 @@ from service.fleet.transfer.movers.receiver import BlockReceiver
 from service.fleet.transfer.movers.sender import BlockSender
 from service.fleet.transfer.open_memory import OpenMemory
 from service.fleet.transfer.tcp_frames import WRITE, Kind, LinkError
-from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
+from service.fleet.transfer.tcp_session import LinkSettings, TcpSession
 from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
 
@@ -50,7 +50,7 @@ class MoverDesk:
         self,
         kind: MoverKind | None,
         memory: OpenMemory,
-        patience: LinkPatience,
+        patience: LinkSettings,
         clock: Clock,
         acknowledge: Acknowledge,
         wake: Callable[[], None],

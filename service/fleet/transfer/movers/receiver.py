@@ -21,7 +21,7 @@ from service.fleet.transfer.movers.mover_frames import MOST_SLOTS, Landing, Move
 from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.movers.sender import IDLE_S, POLL_S, Over
 from service.fleet.transfer.tcp_frames import Kind, LinkError
-from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
+from service.fleet.transfer.tcp_session import LinkSettings, TcpSession
 from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
 
@@ -38,7 +38,7 @@ class BlockReceiver:
         session: TcpSession,
         kind: MoverKind,
         slot_bytes: int,
-        patience: LinkPatience,
+        patience: LinkSettings,
         clock: Clock,
         said: Over,
     ) -> None:

@@ -16,7 +16,7 @@ from service.fleet.transfer.movers.mover import BlockMover, MoverError, MoverKin
 from service.fleet.transfer.movers.mover_frames import MOVING, SLOT, Landing, Moves, encoded
 from service.fleet.transfer.movers.region import Region
 from service.fleet.transfer.tcp_frames import Kind, LinkError
-from service.fleet.transfer.tcp_session import LinkPatience, TcpSession
+from service.fleet.transfer.tcp_session import LinkSettings, TcpSession
 from telemetry.facts.clock import Clock
 from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd, KvNoMover
 
@@ -40,7 +40,7 @@ class BlockSender:
         session: TcpSession,
         kind: MoverKind,
         landing: Landing,
-        patience: LinkPatience,
+        patience: LinkSettings,
         clock: Clock,
         said: Over,
     ) -> None:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from service.config.settings import SamplingDefaults
 from telemetry.facts.engine_records import EngineStarted
-from telemetry.stats.window import Snapshot
+from telemetry.stats.snapshot import Snapshot
 
 _GIB = 1 << 30
 LOAD_SECTIONS = ("core", "disagg", "queues", "memory", "all")

@@ -13,7 +13,7 @@ _LENGTH_BYTES = 4  # of the first part, before it: no two pairs are the same byt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class CompatOptions:
     """Of one request. `prompt_tokens` None: the prompt is not cut, -1: to what fits; `add_special`
     None: as the route does."""
 
@@ -29,12 +29,12 @@ class Wishes:
     running_usage: bool = False
 
 
-NO_WISHES = Wishes()
+NO_COMPAT_OPTIONS = CompatOptions()
 
 
-def wishes_of(sent: ForeignFields, running_usage: bool) -> Wishes:
-    """The wishes in a body whose dialects have been checked."""
-    return Wishes(
+def compat_options_of(sent: ForeignFields, running_usage: bool) -> CompatOptions:
+    """The options in a body whose dialects have been checked."""
+    return CompatOptions(
         keep_stop=bool(sent.include_stop_str_in_output or sent.no_stop_trim),
         keep_special=sent.skip_special_tokens is False,
         add_special=sent.add_special_tokens,
@@ -59,14 +59,14 @@ def salt_of(cache_salt: str | None, extra_key: str | None) -> str:
 
 
 def cut_prompt(
-    ids: list[int], wishes: Wishes, context_tokens: int, output_tokens: int
+    ids: list[int], compat_options: CompatOptions, context_tokens: int, output_tokens: int
 ) -> list[int]:
     """The tokens of a prompt that are kept, so that `output_tokens` (at least 1) can follow."""
-    most = wishes.prompt_tokens
+    most = compat_options.prompt_tokens
     if most is None:
         return ids
     if most == _FITTING:
         most = max(0, context_tokens - max(1, output_tokens))
-    if wishes.cut_right:
+    if compat_options.cut_right:
         return ids[:most]
     return ids[max(0, len(ids) - most) :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class RequestAbout(NamedTuple):
+class RequestContext(NamedTuple):
     """A request, as an engine elsewhere records it. `sequence` counts its `sequences` from 0. They
     share a prompt; or each has its own, of `own_prompt_tokens` in the mean."""
 

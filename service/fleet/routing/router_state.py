@@ -19,7 +19,7 @@ _SHARING = 0.25
 """Share of prompt tokens that engines held lately, from which on prompts count as shared."""
 
 
-class Book:
+class RouterState:
     """The one place where engines that may be chosen are kept: those in `order`."""
 
     def __init__(self, settings: RoutingSettings) -> None:

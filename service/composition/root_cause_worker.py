@@ -19,7 +19,7 @@ import msgspec
 from diagnosis.verdicts.abstentions import no_replay
 from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, ReplayChild
-from service.composition.root_failures import RootFailure, RootFailures, reason_of
+from service.composition.worker_failures import WorkerFailure, WorkerFailures, reason_of
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import OWN_ENGINE
 
@@ -31,7 +31,7 @@ _POLL_S = 0.5
 NOTHING = b'{"state":"nothing is wrong, or not for long enough"}'
 
 
-class RootWorker:
+class RootCauseWorker:
     """`frames` gives the contents of a dump, `diagnosis` the current diagnosis; both are called on
     the worker's thread. `child` is the command that `diagnose ...` is appended to, `limit_s` how
     long it may take."""
@@ -46,7 +46,7 @@ class RootWorker:
         limit_s: float = TIMEOUT_S,
         slo_file: str | None = None,
     ) -> None:
-        self.failures = RootFailures()
+        self.failures = WorkerFailures()
         self._explanation = NOTHING
         self._clock = clock
         self._diagnosis = diagnosis
@@ -94,11 +94,11 @@ class RootWorker:
                 self._failed(failure.reason, str(failure))
             except Exception as error:
                 reason = reason_of(error)
-                if reason is RootFailure.INTERNAL:
+                if reason is WorkerFailure.INTERNAL:
                     log.debug("the root cause worker continues after an error", exc_info=True)
                 self._failed(reason, f"{type(error).__name__}: {error}")
 
-    def _failed(self, reason: RootFailure, error: str) -> None:
+    def _failed(self, reason: WorkerFailure, error: str) -> None:
         if self._stopped.is_set():
             return
         retry_ns = self._clock.now_ns() + self.failures.note(reason, error)

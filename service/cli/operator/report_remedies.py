@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dashboards.report.incident import Forecast, Gain, Help, Incident
+from dashboards.report.incident import Forecast, Gain, Incident, Remedies
 from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.root import (
     ACTIONS,
@@ -33,24 +33,24 @@ _LEAST_WINDOW_S = 1.0
 _MARGIN_NS = 1_000  # seconds before the end are not exact to the nanosecond
 
 
-def help_of(
+def remedies_of(
     journal: Journal,
     incident: Incident,
     policy: SloPolicy | None,
     baseline: Reference | None,
     progress: Callable[[str], None],
-) -> Help:
+) -> Remedies:
     """Raises JournalError."""
     if incident.verdict == "healthy":
-        return Help(why_not="Nothing was found, so there is nothing to replay.")
+        return Remedies(why_not="Nothing was found, so there is nothing to replay.")
     try:
         if incident.ends_s is None:
             found = root_cause(journal, None, None, baseline, progress, policy_for(journal, policy))
-            helped = help_from(found, found.promises)
+            helped = remedies_from(found, found.promises)
         else:
             helped = _help_of_past(journal, incident, baseline, progress)
     except NotReplayable as error:
-        return Help(why_not=f"It could not be replayed: {error}.")
+        return Remedies(why_not=f"It could not be replayed: {error}.")
     why_not = " ".join(filter(None, (helped.why_not, beyond_replay(incident))))
     return msgspec.structs.replace(helped, why_not=why_not)
 
@@ -71,7 +71,7 @@ def _help_of_past(
     incident: Incident,
     baseline: Reference | None,
     progress: Callable[[str], None],
-) -> Help:
+) -> Remedies:
     """Of an incident that was over before the record ended: its own time against that before it.
     Settings are searched for the last seconds of a record only, so they are not here. Raises
     NotReplayable."""
@@ -89,10 +89,10 @@ def _help_of_past(
         raise NotReplayable("the record has too little time from before it to compare with")
     found = root_cause(journal, window, reference, baseline, progress)
     said = Diagnosis(incident.findings, 0, 0, False, verdict=incident.verdict)
-    return help_from(found, promises_of(said, found.explanation))
+    return remedies_from(found, promises_of(said, found.explanation))
 
 
-def help_from(found: RootCause, promises: dict[str, str]) -> Help:
+def remedies_from(found: RootCause, promises: dict[str, str]) -> Remedies:
     """The promise against each finding, then what the removal of each cause would have given, and
     the best settings; or why nothing was compared."""
     gains = [
@@ -111,8 +111,8 @@ def help_from(found: RootCause, promises: dict[str, str]) -> Help:
     why = why_not_compared(found)
     why_not = f"No cause could be tried: {why}." if why else ""
     if found.settings is None:
-        return Help(gains=tuple(gains), why_not=why_not)
-    return Help(
+        return Remedies(gains=tuple(gains), why_not=why_not)
+    return Remedies(
         why_not=why_not,
         gains=(*_settings_gains(found.settings), *gains),
         sentences=sentences(found.settings),

@@ -35,7 +35,7 @@ class NoRouter(Exception):
 
 
 @dataclass(slots=True)
-class DecidedAgain:
+class ReplayedDecisions:
     """`choices` were made again; `differing` are those that came out otherwise, as recorded and as
     made again. `picks` counts them by engine. `undecidable` others do not follow from the record:
     their engine had not joined in it, or what it was sent before is missing."""
@@ -48,13 +48,13 @@ class DecidedAgain:
     picks: Counter[str] = field(default_factory=Counter)
 
 
-def decide_again(
+def replay_decisions(
     facts: Iterable[object], policy: RoutingPolicy | None = None, most_differing: int = 1000
-) -> DecidedAgain:
+) -> ReplayedDecisions:
     """Make each recorded choice again, by the recorded policy or another one. What was sent,
     reported and ended before is as recorded, whatever `policy` would have done. Facts of others are
     passed over; at most `most_differing` differences are kept. Raises NoRouter."""
-    found, replayed = DecidedAgain(), None
+    found, replayed = ReplayedDecisions(), None
     for fact in facts:
         if isinstance(fact, RouterStarted):
             if replayed is None or replayed.started != fact:  # else it is said again
@@ -70,8 +70,8 @@ def decide_again(
 
 def with_older_signals(facts: Iterable[object], more_ns: int) -> list[object]:
     """The facts as if each report had come `more_ns` later, and was so much older: what a slower
-    link, or a longer period between reports, would have left a router to know. For `decide_again`;
-    what was sent and ended stays as recorded."""
+    link, or a longer period between reports, would have left a router to know. For
+    `replay_decisions`; what was sent and ended stays as recorded."""
     found: list[tuple[int, int, object]] = []
     last_ns = 0
     for number, fact in enumerate(facts):
@@ -103,7 +103,7 @@ class _Replayed:
         self._sent: Counter[str] = Counter()
         self._open: set[str] = set()
 
-    def take(self, fact: FleetFact, found: DecidedAgain, most_differing: int) -> None:
+    def take(self, fact: FleetFact, found: ReplayedDecisions, most_differing: int) -> None:
         router = self._router
         match fact:
             case EngineJoined():
@@ -144,7 +144,7 @@ class _Replayed:
             return False
         return fact.ordinal == self._sent[fact.engine] + 1 and fact.request_id not in self._open
 
-    def _choose(self, fact: RequestRouted, found: DecidedAgain, most_differing: int) -> None:
+    def _choose(self, fact: RequestRouted, found: ReplayedDecisions, most_differing: int) -> None:
         again = self._router.choose(request_of(fact), fact.at_ns)
         found.choices += 1
         if isinstance(again, RequestRouted):

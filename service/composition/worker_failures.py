@@ -18,7 +18,7 @@ _FIRST_WAIT_NS = 5_000_000_000
 _LONGEST_WAIT_NS = 600_000_000_000
 
 
-class RootFailure(StrEnum):
+class WorkerFailure(StrEnum):
     """Why an attempt failed."""
 
     DISK = "disk"  # the dump could not be written
@@ -30,39 +30,39 @@ class RootFailure(StrEnum):
 
 
 WHAT_TO_DO = {
-    RootFailure.DISK: "Free space where temporary files go, or set TMPDIR to a folder with room.",
-    RootFailure.START: "See that a process can be started: limits of processes, files and memory.",
-    RootFailure.KILLED: "See whether the kernel ended it for memory (dmesg); a smaller "
+    WorkerFailure.DISK: "Free space where temporary files go, or set TMPDIR to another folder.",
+    WorkerFailure.START: "See that a process can start: limits of processes, files and memory.",
+    WorkerFailure.KILLED: "See whether the kernel ended it for memory (dmesg); a smaller "
     "--journal-memory makes it need less.",
-    RootFailure.TIMEOUT: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP --root` "
-    "on a machine with free cores.",
-    RootFailure.REPLAY: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP --root`: "
-    "it says more.",
-    RootFailure.INTERNAL: "The traceback is on standard error: report it. A restart tries anew.",
+    WorkerFailure.TIMEOUT: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP "
+    "--root` on a machine with free cores.",
+    WorkerFailure.REPLAY: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP "
+    "--root`: it says more.",
+    WorkerFailure.INTERNAL: "The traceback is on standard error: report it. A restart tries anew.",
 }
 
 
 class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The last failed attempt, as `/debug/root` shows it; `again_in_s` is the wait after it."""
 
-    reason: RootFailure
+    reason: WorkerFailure
     error: str
     what_to_do: str
     attempts_failed: int
     again_in_s: float
 
 
-class RootFailures:
+class WorkerFailures:
     """Written by the worker's thread, read by any. `last` is None after a successful attempt."""
 
     def __init__(self, what: str = "no root cause", metric: Metric = catalog.ROOT_FAILURES) -> None:
         """`what` is missing after a failed attempt, `metric` counts them by reason."""
         self._what, self._metric = what, metric
         self.last: LastFailure | None = None
-        self._counts = dict.fromkeys(RootFailure, 0)
+        self._counts = dict.fromkeys(WorkerFailure, 0)
         self._consecutive = 0
 
-    def note(self, reason: RootFailure, error: str) -> int:
+    def note(self, reason: WorkerFailure, error: str) -> int:
         """Record a failed attempt; returns how long to wait before the next one, in nanoseconds."""
         wait_ns: int = min(_FIRST_WAIT_NS << min(self._consecutive, 10), _LONGEST_WAIT_NS)
         self._consecutive += 1
@@ -87,10 +87,10 @@ class RootFailures:
         return [(self._metric, counts)]
 
 
-def reason_of(error: Exception) -> RootFailure:
+def reason_of(error: Exception) -> WorkerFailure:
     """The reason of an error that an attempt raised before its child ran."""
     if isinstance(error, OSError):
         of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
         is_disk = error.errno in of_disk or isinstance(error, FileNotFoundError)
-        return RootFailure.DISK if is_disk else RootFailure.START
-    return RootFailure.INTERNAL
+        return WorkerFailure.DISK if is_disk else WorkerFailure.START
+    return WorkerFailure.INTERNAL

@@ -16,7 +16,7 @@ PARTIAL = ".partial"
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Where to write it. It has the name `path` when the block ends without an error, and is
     removed otherwise. Raises OSError."""
     if not _is_replaced(path):
@@ -32,9 +32,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Raises OSError."""
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_bytes(data)
 
 

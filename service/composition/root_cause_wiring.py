@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis, diagnoser_failed
-from service.composition.root_worker import RootWorker
+from service.composition.root_cause_worker import RootCauseWorker
 from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
 from telemetry.journal.flight_recorder import FlightRecorder
@@ -19,13 +19,13 @@ def current_diagnosis(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
     return diagnoser.diagnosis() if error is None else diagnoser_failed(error)
 
 
-def build_root_worker(
+def build_root_cause_worker(
     config: ObserverConfig,
     clock: Clock,
     pump: Pump,
     diagnoser: Diagnoser,
     recorder: FlightRecorder | None,
-) -> RootWorker | None:
+) -> RootCauseWorker | None:
     """None without a flight recorder to replay, or where the settings turn it off."""
     if recorder is None or not config.recorder.root_cause:
         return None
@@ -35,6 +35,6 @@ def build_root_worker(
             return current_diagnosis(pump, diagnoser)
 
     frames = partial(recorder.frames, "root cause")
-    return RootWorker(
+    return RootCauseWorker(
         clock, diagnosis, frames, config.metrics.baseline, slo_file=config.metrics.slo_file
     )
