@@ -37,7 +37,7 @@ from service.fleet.transfer.decode_side import DecodeSideSettings
 from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 from telemetry.costs.step_load import attention_pairs
 from telemetry.facts.fleet.kv_transfer_records import Way
 
@@ -142,7 +142,7 @@ class Timed(World):
             self._choice.sent_here(here.name, tokens)
             node.send(submit)
 
-    def _load(self, node: SimNode) -> Load:
+    def _load(self, node: SimNode) -> EngineLoad:
         """What an engine and its node say, by what they know now."""
         name = node.peer.name
         fresh = node.facts[self._seen_facts[name] :]

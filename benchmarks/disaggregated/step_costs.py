@@ -42,7 +42,7 @@ from service.engine.planning.budget import predicted_ns
 from service.engine.warm_up import warm_up
 from service.model_files.model_store import ensure_default_model
 from telemetry.costs.step_cost import fit, measured
-from telemetry.costs.step_load import Load, load_of_step
+from telemetry.costs.step_load import StepLoad, load_of_step
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.records import Fact
@@ -85,7 +85,7 @@ class Arrival:
 class Step(NamedTuple):
     """What a step computed, how long it took, and how much of that was no forward pass."""
 
-    load: Load
+    load: StepLoad
     took_ns: int
     around_ns: int
 

@@ -61,7 +61,7 @@ from lab.fleet.disaggregated.scenario import MS
 from service.engine.inbox import SetStepCost
 from service.fleet.transfer.split import LinkCost
 from telemetry.costs.step_cost import fit, measured
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 
 OUT = FOLDER / "disaggregated_tightness.json"
 PIECES = Path("build/tightness")
@@ -104,15 +104,15 @@ def cost_in(path: Path) -> SetStepCost:
     return cost_of(path) if engines is None else fitted(engines[GPU_SHAPE])
 
 
-def steps_of(engine: dict[str, Any]) -> list[tuple[Load, int]]:
+def steps_of(engine: dict[str, Any]) -> list[tuple[StepLoad, int]]:
     """Loads of steps, and their ns."""
     found = []
     for one in engine["decode"]:
         rows, context = one["batch"], one["batch"] * one["context"]
-        found.append((Load(0, 0.0, rows, rows, context, rows), round(one["step_ms"] * MS)))
+        found.append((StepLoad(0, 0.0, rows, rows, context, rows), round(one["step_ms"] * MS)))
     for one in engine["prefill"]:
         tokens = one["tokens"]
-        load = Load(tokens, attention_pairs(tokens, 0), 0, 0, 0, 1)
+        load = StepLoad(tokens, attention_pairs(tokens, 0), 0, 0, 0, 1)
         found.append((load, round(one["ms"] * MS)))
     return found
 

@@ -136,7 +136,7 @@ def _account(
 
 
 def _latencies(client: Client) -> tuple[Distributions, str]:
-    """Those of the last minute, and why there are none."""
+    """Latency distributions of the last minute; else empty, and the reason."""
     try:
         return merge([client.histograms(WINDOW)]), ""
     except Unreachable as error:

@@ -14,7 +14,8 @@ from diagnosis.symptoms import Symptom
 
 
 class Way(NamedTuple):
-    """`open_to` are the causes that look the same in what it needs."""
+    """One way to detect a cause: what evidence it `needs`, how certain it is, and `open_to`, the
+    causes that look the same in that evidence."""
 
     needs: frozenset[Seen]
     certainty: Certainty

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from telemetry.costs.step_load import Load, attention_pairs, load_of_step
+from telemetry.costs.step_load import StepLoad, attention_pairs, load_of_step
 from telemetry.facts.engine_records import Row, StepCostSet, StepRecorded
 from telemetry.facts.reasons import WaitReason
 from telemetry.requests.account import Part
@@ -101,7 +101,7 @@ class StepClock:
         self.now = Reading(engine, self._waits(step, in_queue))
         return rows._replace(scale=scale, score_row_ns=score_row_ns)
 
-    def _predicted(self, load: Load, rows: Iterable[Row]) -> Rows:
+    def _predicted(self, load: StepLoad, rows: Iterable[Row]) -> Rows:
         cost, prompts = self.cost, dict[int, float]()
         for row in rows:
             if row.is_prefill:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 from telemetry.facts.engine_records import SequenceQueued
 from telemetry.facts.records import RequestAccepted
 from telemetry.requests.slo_policy import SloClass, SloPolicy
@@ -69,12 +69,12 @@ def impossible_of(
 
 def _alone(cost: IterationCost, prompt_tokens: int, cached_tokens: int) -> _Alone:
     computed = max(1, prompt_tokens - cached_tokens)
-    prompt = Load(
+    prompt = StepLoad(
         prompt_tokens=computed,
         pairs=attention_pairs(computed, prompt_tokens - computed),
         sampled_rows=1,
     )
-    decode = Load(decode_tokens=1, decode_rows=1, context_tokens=prompt_tokens, sampled_rows=1)
+    decode = StepLoad(decode_tokens=1, decode_rows=1, context_tokens=prompt_tokens, sampled_rows=1)
     return _Alone(cost.wake_ns + cost.step_ns(prompt), cost.step_ns(decode), prompt_tokens)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from diagnosis.settings_search.thresholds import SEEN_STEPS
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.facts.engine_records import StepCostSet
 
 
@@ -25,7 +25,7 @@ class WiderCost(IterationCost):
     widest: int
     row_ns: int
 
-    def step_ns(self, load: Load) -> int:
+    def step_ns(self, load: StepLoad) -> int:
         rows = load.decode_rows
         if rows <= self.widest:
             return IterationCost.step_ns(self, load)

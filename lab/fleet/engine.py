@@ -25,7 +25,7 @@ from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample,
 from service.engine.scheduler import Scheduler
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
 from service.fleet.wire.load_fold import LoadFold
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted, StepCostSet
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
@@ -123,7 +123,7 @@ class Made:
     number: int
     received: int
     ended: int
-    load: Load
+    load: EngineLoad
     draining: bool
     prefixes: PrefixChanges | None
 

@@ -34,7 +34,7 @@ import numpy as np
 from lab.replay.noise import Disturbance
 from lab.replay.recorded import NotReplayable, RecordedRun
 from telemetry.costs.cost_model import REPLAY, fit
-from telemetry.costs.step_load import Load, load_of_step, load_of_warm_up
+from telemetry.costs.step_load import StepLoad, load_of_step, load_of_warm_up
 from telemetry.facts.engine_records import EngineIdled
 from telemetry.numbers.quantiles import median, quantile
 
@@ -64,7 +64,7 @@ class IterationCost:
     mean_error: float
     disturbances: tuple[Disturbance, ...] = field(repr=False)
 
-    def step_ns(self, load: Load) -> int:
+    def step_ns(self, load: StepLoad) -> int:
         """Predicted ns from begin to commit, without noise; at least 1000."""
         found = sum(map(mul, self.coefficients, REPLAY.columns(load, self.knots)))
         if not load.prompt_tokens:
@@ -128,7 +128,7 @@ class _Iteration(NamedTuple):
 
     step_id: int
     begin_ns: int
-    load: Load
+    load: StepLoad
     span_ns: int
     mask_ns: int
     gap_ns: int | None

@@ -33,7 +33,7 @@ from lab.vllm_replay.protocol import (
     Planned,
 )
 from lab.vllm_replay.recording import VllmRun
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 from telemetry.facts.engine_records import CacheFlushed, SequenceQueued
 from telemetry.facts.records import Fact
 from telemetry.numbers.quantiles import median
@@ -81,11 +81,11 @@ class _Device:
         return self.free_ns
 
 
-def load_of_planned(planned: Planned) -> Load:
+def load_of_planned(planned: Planned) -> StepLoad:
     """The load of a planned step, as `telemetry.costs.step_load.load_of_step` of a recorded one."""
     prompts = [row for row in planned.rows if row.is_prefill]
     decodes = [row for row in planned.rows if not row.is_prefill]
-    return Load(
+    return StepLoad(
         prompt_tokens=sum(row.tokens for row in prompts),
         pairs=sum(attention_pairs(row.tokens, row.context_tokens) for row in prompts),
         decode_tokens=sum(row.tokens for row in decodes),

@@ -19,7 +19,7 @@ _END_S = 5.0
 
 
 class ConsoleProcess:
-    """Nothing unless --console is set."""
+    """The web console's child process; it does nothing unless --console is set."""
 
     def __init__(self, config: ObserverConfig, port: int) -> None:
         self._config = config

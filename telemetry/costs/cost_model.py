@@ -29,7 +29,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.numbers.quantiles import median
 
 # numbers that decide what a fit says are annotated with unit, meaning and reason
@@ -79,7 +79,7 @@ class Term(StrEnum):
     SCORED_ROWS = "scored_rows"
 
 
-_VALUES: Mapping[Term, Callable[[Load], float]] = {
+_VALUES: Mapping[Term, Callable[[StepLoad], float]] = {
     Term.PROMPT_TOKENS: lambda load: load.prompt_tokens,
     Term.PAIRS: lambda load: load.pairs,
     Term.DECODE_TOKENS: lambda load: load.decode_tokens,
@@ -94,7 +94,7 @@ _VALUES: Mapping[Term, Callable[[Load], float]] = {
     Term.RESHAPES: lambda load: float(load.reshapes),
     Term.SCORED_ROWS: lambda load: load.scored_rows,
 }
-_KNOTTED: Mapping[Term, Callable[[Load, int], float]] = {
+_KNOTTED: Mapping[Term, Callable[[StepLoad, int], float]] = {
     Term.ROWS_BEYOND: lambda load, knot: max(0, load.decode_rows - knot),
     Term.ROW_STEPS: lambda load, knot: float(load.decode_rows > knot),
 }
@@ -160,7 +160,7 @@ class Preset:
             place += 1 if term in _VALUES else knots
         return found
 
-    def columns(self, load: Load, knots: Sequence[int] | None = None) -> list[float]:
+    def columns(self, load: StepLoad, knots: Sequence[int] | None = None) -> list[float]:
         """The row of the design matrix: 1 for the base, then the value of each term. `knots`
         replace the preset's own."""
         found: list[float] = [1.0]

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
-from telemetry.costs.step_load import Load, load_of_step, load_of_warm_up
+from telemetry.costs.step_load import StepLoad, load_of_step, load_of_warm_up
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import WarmUpStep
 from telemetry.facts.records import Fact
@@ -64,7 +64,7 @@ class Measured(NamedTuple):
     around_ns: int = 0
 
 
-def measured(load: Load, span_ns: int, around_ns: int = 0) -> Measured:
+def measured(load: StepLoad, span_ns: int, around_ns: int = 0) -> Measured:
     return Measured(BUDGET.columns(load), span_ns, around_ns)
 
 

@@ -23,7 +23,7 @@ def attention_pairs(tokens: int, context: int) -> float:
     return attended(tokens, context) - tokens / 2
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step computes. `pairs` is the attention term of its prompts, `context_tokens` the
     tokens that its decodes attend to, `sampled_rows` the rows that the sampler ran for. `reshapes`:
     the step before it had another number of tokens. `scored_rows`: of prompts, whose next token is
@@ -47,7 +47,7 @@ class Load(NamedTuple):
         """Prompt tokens times decode tokens: the term for what they cost each other in one step."""
         return self.prompt_tokens * self.decode_tokens
 
-    def after(self, tokens: int) -> Load:
+    def after(self, tokens: int) -> StepLoad:
         """The same load after a step with `tokens` tokens."""
         return self._replace(reshapes=self.tokens != tokens)
 
@@ -55,10 +55,10 @@ class Load(NamedTuple):
 class _Last:
     """The step that was asked for last, with its load."""
 
-    pair: tuple[StepRecorded | None, Load] = (None, Load())
+    pair: tuple[StepRecorded | None, StepLoad] = (None, StepLoad())
 
 
-def load_of_step(step: StepRecorded) -> Load:
+def load_of_step(step: StepRecorded) -> StepLoad:
     """The load of a recorded step. The last one is kept: several folds ask for it in turn."""
     known, load = _Last.pair
     if known is not step:
@@ -67,7 +67,7 @@ def load_of_step(step: StepRecorded) -> Load:
     return load
 
 
-def _sum_of_rows(step: StepRecorded) -> Load:
+def _sum_of_rows(step: StepRecorded) -> StepLoad:
     prompt_tokens = decode_tokens = decode_rows = context_tokens = sampled_rows = scored_rows = 0
     pairs = 0.0
     for row in step.rows:
@@ -81,15 +81,15 @@ def _sum_of_rows(step: StepRecorded) -> Load:
             decode_rows += 1
             context_tokens += row.context_tokens
             sampled_rows += 1
-    return Load(
+    return StepLoad(
         prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows,
         scored_rows=scored_rows,
     )  # fmt: skip
 
 
-def load_of_warm_up(step: WarmUpStep) -> Load:
+def load_of_warm_up(step: WarmUpStep) -> StepLoad:
     """The load of a step of the warm-up, which has a prompt or decodes."""
     tokens, rows = step.prompt_tokens, step.decode_rows
     pairs = attention_pairs(tokens, step.context_tokens) if tokens else 0.0
     context = step.context_tokens if rows else 0
-    return Load(tokens, pairs, rows, rows, context, rows)
+    return StepLoad(tokens, pairs, rows, rows, context, rows)

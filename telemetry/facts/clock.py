@@ -1,4 +1,4 @@
-"""The only place that reads time.
+"""The only place of the product that reads time.
 
 Every duration and every stamp in phasescope is an integer of nanoseconds on one
 monotonic clock. On Linux `perf_counter_ns` is CLOCK_MONOTONIC, which all processes of

@@ -16,6 +16,8 @@ from telemetry.requests.tiling import tile
 
 @dataclass(slots=True)
 class LiveRequest:
+    """A request that has not ended: its facts so far."""
+
     accepted: RequestAccepted
     parsed: RequestParsed | None = None
     tokenized: RequestTokenized | None = None

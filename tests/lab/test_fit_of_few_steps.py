@@ -7,7 +7,7 @@ from random import Random
 from msgspec.structs import replace
 
 from lab.replay.iteration_cost import fit_iterations
-from telemetry.costs.step_load import Load, attention_pairs, load_of_step, load_of_warm_up
+from telemetry.costs.step_load import StepLoad, attention_pairs, load_of_step, load_of_warm_up
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import WarmUpStep
 from telemetry.facts.records import Fact, fact_ns
@@ -33,15 +33,15 @@ def test_what_few_steps_say_is_not_carried_far_beyond_them() -> None:
     found = fit_iterations([run_of(noisy)])
 
     for load in (
-        Load(prompt_tokens=512, pairs=attention_pairs(512, 0), sampled_rows=1),
-        Load(prompt_tokens=128, pairs=attention_pairs(128, 0), sampled_rows=1),
-        Load(decode_tokens=2, decode_rows=2, context_tokens=60, sampled_rows=2),
-        Load(decode_tokens=5, decode_rows=5, context_tokens=150, sampled_rows=5),
+        StepLoad(prompt_tokens=512, pairs=attention_pairs(512, 0), sampled_rows=1),
+        StepLoad(prompt_tokens=128, pairs=attention_pairs(128, 0), sampled_rows=1),
+        StepLoad(decode_tokens=2, decode_rows=2, context_tokens=60, sampled_rows=2),
+        StepLoad(decode_tokens=5, decode_rows=5, context_tokens=150, sampled_rows=5),
     ):
         assert close(found.step_ns(load), _true_ns(load), 0.35), load
 
 
-def _true_ns(load: Load) -> int:
+def _true_ns(load: StepLoad) -> int:
     return (
         COST.base_ns
         + COST.prefill_token_ns * load.prompt_tokens

@@ -16,7 +16,7 @@ from lab.replay.noise import Disturbance, DrawnNoise, RecordedNoise
 from lab.replay.recorded import NotReplayable, RecordedRun
 from lab.replay.replay_modelled import Change, replay_modelled
 from lab.simulation.workload import Arrival
-from telemetry.costs.step_load import Load, load_of_step
+from telemetry.costs.step_load import StepLoad, load_of_step
 from telemetry.facts.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.facts.records import Fact, RequestEnded, fact_ns
 from tests.support.worlds.replayed import CLASS, COST, close, disturbed, facts_at, run_of
@@ -46,14 +46,14 @@ def cost(run: RecordedRun) -> IterationCost:
 @pytest.mark.parametrize(
     "load",
     [
-        Load(decode_tokens=1, decode_rows=1, context_tokens=20, sampled_rows=1),
-        Load(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6),
-        Load(prompt_tokens=10, pairs=50.0, sampled_rows=0),
-        Load(prompt_tokens=8, pairs=32.0, decode_tokens=5, decode_rows=5, context_tokens=150,
+        StepLoad(decode_tokens=1, decode_rows=1, context_tokens=20, sampled_rows=1),
+        StepLoad(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6),
+        StepLoad(prompt_tokens=10, pairs=50.0, sampled_rows=0),
+        StepLoad(prompt_tokens=8, pairs=32.0, decode_tokens=5, decode_rows=5, context_tokens=150,
              sampled_rows=6),
     ],
 )  # fmt: skip
-def test_the_fit_finds_the_cost_that_steps_had(cost: IterationCost, load: Load) -> None:
+def test_the_fit_finds_the_cost_that_steps_had(cost: IterationCost, load: StepLoad) -> None:
     true_ns = (
         COST.base_ns
         + COST.prefill_token_ns * load.prompt_tokens
@@ -86,7 +86,7 @@ def test_decode_rows_beside_a_prompt_have_a_cost_of_their_own(
                 fact = replace(fact, begin_ns=begin_ns)
         cheaper.append(fact)
     found = fit_iterations([run_of(cheaper)])
-    alone = Load(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6)
+    alone = StepLoad(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6)
     beside = alone._replace(prompt_tokens=400)
     true_ns = (
         COST.base_ns
@@ -107,7 +107,7 @@ def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: Iterati
             fact = replace(fact, begin_ns=fact.begin_ns - longer_ns)
         stalled.append(fact)
     found = fit_iterations([run_of(stalled)])
-    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    load = StepLoad(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     assert close(found.step_ns(load), cost.step_ns(load), 0.02)
     stalls = sum(one.ratio > 5 for one in found.disturbances)
     assert stalls == pytest.approx(len(found.disturbances) / 20, abs=2)
@@ -129,7 +129,7 @@ def test_rare_slow_iterations_are_left_out_of_the_fit_and_frequent_ones_are_not(
 ) -> None:
     """One slow iteration in ten is an outlier; where the last 40 % are slow, the machine is
     slow."""
-    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    load = StepLoad(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     usual_ns, last = cost.step_ns(load), max(run.steps)
     now_and_then = fit_iterations([run_of(longer_where(busy, lambda n: n % 10 == 7))])
     for_long = fit_iterations([run_of(longer_where(busy, lambda n: n > 0.6 * last))])
@@ -158,7 +158,7 @@ def test_each_number_of_decode_rows_has_a_factor_of_its_own(
     assert set(found.factors) == {tokens for tokens in seen if tokens and seen[tokens] >= 30}
     assert max(found.factors) < max(seen)
     for rows, factor in {2: 0.9, 3: 1.0, 4: 0.9, 5: 1.0}.items():
-        load = Load(
+        load = StepLoad(
             decode_tokens=rows, decode_rows=rows, context_tokens=30 * rows, sampled_rows=rows
         )
         assert close(found.step_ns(load), factor * cost.step_ns(load), 0.02), rows
@@ -178,7 +178,7 @@ def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: l
         dearer.append(fact)
     run = run_of(dearer)
     found = fit_iterations([run])
-    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    load = StepLoad(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     assert close(found.step_ns(load.after(3)) - found.step_ns(load.after(4)), 5_000_000, 0.05)
 
     tokens = 0

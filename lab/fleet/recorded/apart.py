@@ -35,7 +35,7 @@ from service.fleet.transfer.decode_side import DecodeSideSettings
 from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
 from service.fleet.wire.load_fold import LoadFold
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import SequenceAdmitted
 from telemetry.facts.fleet.kv_transfer_records import Way
@@ -270,7 +270,9 @@ class FleetApart(World):
         if self._open:
             self.events.after(self._record.link.report_period_ns, partial(self._report, name))
 
-    def _reported(self, name: str, load: Load, number: int, received: int, ended: int) -> None:
+    def _reported(
+        self, name: str, load: EngineLoad, number: int, received: int, ended: int
+    ) -> None:
         """A gateway does not know how old a report is; it knows the link (`lab.fleet.world`)."""
         node, now_ns = self._nodes[name], self.events.now_ns
         self._states[name].load = load
@@ -312,7 +314,7 @@ class _Told:
     """What an engine has said of itself, and what of its facts was read for that."""
 
     def __init__(self) -> None:
-        self.fold, self.load = LoadFold(), Load()
+        self.fold, self.load = LoadFold(), EngineLoad()
         self.seen = self.number = self.received = self.ended = 0
 
 

@@ -281,7 +281,7 @@ class GatewayPeer(WirePeer[messages.ToNode]):
             self._counted = self._node.incarnation
             self._open.restart()
 
-    def report(self, load: messages.Load) -> None:
+    def report(self, load: messages.EngineLoad) -> None:
         """Tell how loaded the engine is, after what it has said of sequences."""
         self.flush()
         self._recount()

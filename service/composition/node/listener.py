@@ -70,7 +70,7 @@ class NodeListener:
         self._told: messages.EngineIs | None = None
         self.kv = KvMetrics()
         self._rates = messages.KvRates(bytes_per_ns=None, digest_byte_ns=None)
-        self._load: messages.Load | None = None
+        self._load: messages.EngineLoad | None = None
         self._ticks = self._watched = 0  # the incarnation that was asked for its prefixes
 
     @property
@@ -88,7 +88,7 @@ class NodeListener:
 
     @property
     def incarnation(self) -> int:
-        """Of the engine that runs; 0 while none does."""
+        """The random number of the running engine's start; 0 while none runs."""
         started = self.client.started if self.client.has_engine else None
         if started is not self._started:
             self._started = started

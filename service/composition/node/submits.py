@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.engine.inbox import Submit
-from service.fleet.transfer.messages import About
+from service.fleet.transfer.messages import TransferRequestContext
 from service.fleet.wire import messages
 from service.gateway.engine_client.request_context import RequestContext
 from service.process import frames
@@ -52,7 +52,7 @@ def elsewhere(
         seq_id,
         at.host,
         at.port,
-        About(
+        TransferRequestContext(
             request_id=request_id,
             trace_id=about.trace_id,
             span_id=about.span_id,

@@ -23,7 +23,7 @@ from service.fleet.ray_serve.replicas import (
     ROLL,
     EngineReplica,
     GatewayReplica,
-    RollKeeper,
+    HeartbeatRegistryReplica,
 )
 from telemetry.facts.version import installed_version
 
@@ -79,7 +79,9 @@ def application(plan: Plan) -> Any:
     last_s = plan.drain_timeout_s + LAST_S + _MARGIN_S
     parts = [_gateways(plan, last_s)]
     parts += [_engines(plan, name, of, LEAVING_S + last_s) for name, of in plan.engines.items()]
-    keeper = _deployment(RollKeeper, ROLL, "1", num_replicas=1, ray_actor_options={"num_cpus": 0})
+    keeper = _deployment(
+        HeartbeatRegistryReplica, ROLL, "1", num_replicas=1, ray_actor_options={"num_cpus": 0}
+    )
     return keeper.bind(*parts)
 
 

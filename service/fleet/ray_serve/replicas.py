@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from service.fleet.membership.members import Member
-from service.fleet.membership.roll import (
+from service.fleet.membership.heartbeat_registry import (
     BEAT_S,
     CALL_S,
-    Roll,
-    RollBook,
+    HeartbeatRegistry,
+    RegistrySnapshot,
     next_members,
     write_engines,
 )
+from service.fleet.membership.members import Member
 from service.fleet.ray_serve.child import Child, ChildFailed, Http, free_port, port_is_free
 from service.fleet.ray_serve.plan import Plan, engine_command, gateway_command
 from telemetry.facts.clock import Clock, MonotonicClock
@@ -32,7 +32,7 @@ from telemetry.facts.clock import Clock, MonotonicClock
 log = logging.getLogger("ray.serve")
 
 ROLL = "roll"
-"""The deployment of `RollKeeper`."""
+"""The deployment of `HeartbeatRegistryReplica`."""
 LEAVING_S = 5.0
 """After an engine is said to drain, until every gateway has surely read that: the roll each half
 second, its file each second."""
@@ -46,20 +46,20 @@ class _Method(Protocol):
 
 
 class RollHandle(Protocol):
-    """Ray Serve's handle of the deployment of `RollKeeper`."""
+    """Ray Serve's handle of the deployment of `HeartbeatRegistryReplica`."""
 
     heard: _Method
     left: _Method
     roll: _Method
 
 
-class RollKeeper:
+class HeartbeatRegistryReplica:
     """Keeps the roll of engines. All methods run on its event loop. `parts` are handles that it
     does not use: they make the other deployments part of the application."""
 
     def __init__(self, *parts: object) -> None:
         self._clock: Clock = MonotonicClock()
-        self._book = RollBook(self._clock.now_ns())
+        self._book = HeartbeatRegistry(self._clock.now_ns())
 
     async def heard(self, member: str) -> None:
         self._book.heard(msgspec.json.decode(member, type=Member), self._clock.now_ns())
@@ -172,11 +172,11 @@ class GatewayReplica:
                     log.warning("the list of engines stays as it was: %s", error)
             await asyncio.sleep(_READ_S)
 
-    async def _read(self) -> Roll | None:
+    async def _read(self) -> RegistrySnapshot | None:
         """None while nobody keeps the roll."""
         try:
             async with asyncio.timeout(CALL_S):
-                return msgspec.json.decode(await self._roll.roll.remote(), type=Roll)
+                return msgspec.json.decode(await self._roll.roll.remote(), type=RegistrySnapshot)
         except Exception as error:  # Ray has dozens
             log.warning("the engines stay as they were: %r", error)
             return None

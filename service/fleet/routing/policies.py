@@ -147,7 +147,7 @@ class LeastFinish:
         return found
 
     def _group(self, holders: Collection[int]) -> list[int]:
-        """Those of the holders that are looked at."""
+        """The prefix holders that are weighed: all if few, else the least loaded and others."""
         views = self._book.views
         if len(holders) <= 2 * HOLDER_CANDIDATES:
             return [index for index in holders if not views[index].draining]

@@ -97,7 +97,7 @@ def predict(
 
 
 def candidates(weighed: Iterable[Predicted], now_ns: int) -> tuple[Candidate, ...]:
-    """As a fact has them."""
+    """Predictions as the `Candidate` rows of a RequestRouted fact."""
     found = []
     for one in weighed:
         view = one.view

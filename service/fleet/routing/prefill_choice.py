@@ -21,7 +21,7 @@ from service.fleet.routing.engine_view import (
 )
 from service.fleet.routing.prefix_index import PrefixIndex
 from service.fleet.transfer.split import LinkCost, PrefillPlace, Split, choose
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 
 _MOST_DECODE = 0.5
 """Of an inter-token target: engines whose decodes need more of it have no time for prompts."""
@@ -31,7 +31,7 @@ class Computes(NamedTuple):
     """An engine that computes prompts for others, and the way from there."""
 
     name: str
-    load: Load
+    load: EngineLoad
     block_tokens: int
     link: LinkCost
 
@@ -40,7 +40,7 @@ class Decodes(NamedTuple):
     """The engine that goes on with a prompt, of which it has `cached_tokens`."""
 
     name: str
-    load: Load
+    load: EngineLoad
     cached_tokens: int
 
 
@@ -165,7 +165,7 @@ class PrefillChoice:
         return self._prefixes.depth(number, anchors) * STRIDE_BLOCKS * engine.block_tokens
 
 
-def _place(load: Load, cached_tokens: int) -> PrefillPlace:
+def _place(load: EngineLoad, cached_tokens: int) -> PrefillPlace:
     return PrefillPlace(
         cost=ASSUMED_COST if load.cost is None else step_cost_at(load.cost, load.drift),
         cached_tokens=cached_tokens,

@@ -105,7 +105,7 @@ class PushBegun:
 
 @dataclass(frozen=True, slots=True)
 class PushEnded:
-    """They have arrived, or cannot."""
+    """The write of a push is over; `ok`: all its blocks have arrived."""
 
     epoch: int
     ticket: int

@@ -25,7 +25,7 @@ from service.fleet.transfer.actions import (
 )
 from service.fleet.transfer.decode_side import DecodeEvent, DecodeSide
 from service.fleet.transfer.digests import block_digest
-from service.fleet.transfer.messages import About, PeerId
+from service.fleet.transfer.messages import PeerId, TransferRequestContext
 from service.fleet.transfer.seals import corrupt_blocks
 from service.fleet.transfer.transport import BlockMemory, MessageLink
 from telemetry.facts.clock import Clock
@@ -77,7 +77,9 @@ class DecodeDriver:
         self._record = record
         self._epochs: dict[int, int] = {}  # by sequence
 
-    def start(self, submit: Submit, peer: PeerId, about: About | None = None) -> None:
+    def start(
+        self, submit: Submit, peer: PeerId, about: TransferRequestContext | None = None
+    ) -> None:
         """Submit a sequence whose prompt `peer` computes, in transfer `submit.receives_kv`."""
         self._epochs[submit.seq_id] = submit.receives_kv
         self._do(self.side.start(submit, peer, about))

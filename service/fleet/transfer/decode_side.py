@@ -42,7 +42,6 @@ from service.fleet.transfer.actions import (
 )
 from service.fleet.transfer.messages import (
     Abort,
-    About,
     Accepted,
     Begin,
     Failed,
@@ -53,6 +52,7 @@ from service.fleet.transfer.messages import (
     Refused,
     Seal,
     ToDecode,
+    TransferRequestContext,
 )
 from service.fleet.transfer.seals import is_possible
 from telemetry.facts.fleet.kv_transfer_records import KvFault, KvRequested, KvSealed, KvVerified
@@ -87,7 +87,7 @@ class Receiving:
 
     peer: PeerId
     submit: Submit
-    about: About | None = None
+    about: TransferRequestContext | None = None
     state: DecodeState = DecodeState.RESERVING
     skip_blocks: int = 0
     blocks: tuple[int, ...] = ()
@@ -136,7 +136,9 @@ class DecodeSide:
         ]
         return min(times, default=None)
 
-    def start(self, submit: Submit, peer: PeerId, about: About | None = None) -> list[Action]:
+    def start(
+        self, submit: Submit, peer: PeerId, about: TransferRequestContext | None = None
+    ) -> list[Action]:
         """Let `peer` compute the prompt of a sequence, in transfer `submit.receives_kv`."""
         epoch = submit.receives_kv
         assert epoch > 0, "a transfer needs an epoch"

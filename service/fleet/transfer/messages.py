@@ -39,7 +39,7 @@ class PeerId(msgspec.Struct, frozen=True, order=True):
     incarnation: int
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class TransferRequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """What the request of a prompt is in traces, so that what the other engine does for it has its
     spans in the same tree."""
 
@@ -69,7 +69,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     skip_blocks: int
     blocks: tuple[int, ...]
     memory: bytes
-    about: About | None = None
+    about: TransferRequestContext | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from service.engine.inbox import SetStepCost
 from service.engine.planning.budget import RECENT_STEPS, drift_of
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
@@ -157,12 +157,12 @@ class LoadFold:
             left = self._prompts[seq_id] - row.tokens if row.is_prefill else 0
             self._prompts[seq_id] = max(0, left)
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """As of the last fact."""
         waiting_tokens = sum(self._waiting.values()) * (1.0 - self._hit_share)
         decoding = [seq_id for seq_id, left in self._prompts.items() if not left]
         used = self._blocks_used + sum(self._reserved.values())  # each as of its last fact
-        return Load(
+        return EngineLoad(
             running=len(self._contexts),
             waiting=len(self._waiting),
             prompt_tokens=round(waiting_tokens) + sum(self._prompts.values()),

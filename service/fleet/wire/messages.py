@@ -234,7 +234,7 @@ class Accounted(_Message, frozen=True):
     account: RemoteAccount | None
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Of an engine, whoever asks. Its last steps took `drift` times what `cost` predicts."""
 
     running: int = 0
@@ -268,7 +268,7 @@ class LoadReport(_Message, frozen=True):
     node_ns: int
     received: int
     ended: int
-    load: Load
+    load: EngineLoad
     prefixes: PrefixChanges | None = None
     own_sequences: int | None = None
     choices_ended: int | None = None

@@ -32,9 +32,9 @@ from service.gateway.fleet.digest import mismatch_of
 from service.gateway.fleet.engines_view import EnginesView, view_of
 from service.gateway.fleet.link import EngineLink, LinkState
 from service.gateway.fleet.prefill import PrefillSplit
-from service.gateway.fleet.remote import Remote, for_node
-from service.gateway.fleet.remotes import Remotes
 from service.gateway.fleet.routing import Routing
+from service.gateway.fleet.sent_sequence import SentSequence, for_node
+from service.gateway.fleet.sent_sequences import SentSequences
 from service.gateway.fleet.starts import Starts
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import (
@@ -96,7 +96,7 @@ class FleetClient(EngineClient):
         self._starts = Starts()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = WeakKeyDictionary[OutputQueue, _Place]()
-        self._remotes = Remotes(clock)
+        self._remotes = SentSequences(clock)
 
     # What the gateway asks
 
@@ -130,7 +130,7 @@ class FleetClient(EngineClient):
         now_ns, prompt_tokens = self.clock.now_ns(), length_of(command.prompt)
         place = self._place(command, queue, about, prompt_tokens, now_ns)
         link = place.link
-        remote = Remote(
+        remote = SentSequence(
             command.seq_id,
             link,
             link.incarnation,
@@ -249,7 +249,7 @@ class FleetClient(EngineClient):
         self._told(link, message, at_ns)
         tokens: dict[int, int] = {}
         mine: list[Emission] = []
-        over: list[Remote] = []
+        over: list[SentSequence] = []
         for emission in message.emissions:
             remote = self._remotes.at(link, emission.seq_id)
             if remote is None:
@@ -297,7 +297,7 @@ class FleetClient(EngineClient):
 
     # Its own work
 
-    def _over(self, over: list[Remote], emissions: list[Emission], at_ns: int) -> None:
+    def _over(self, over: list[SentSequence], emissions: list[Emission], at_ns: int) -> None:
         """Tell the router of sequences that have ended, and requests what came of theirs: these
         must not wait for the router's books."""
         try:
@@ -310,7 +310,7 @@ class FleetClient(EngineClient):
         finally:
             self._deliver(emissions)
 
-    def _account(self, remote: Remote, account: RemoteAccount | None, emissions: int) -> None:
+    def _account(self, remote: SentSequence, account: RemoteAccount | None, emissions: int) -> None:
         """Record the end of a sequence. The second fact is for all that follow sequences, wherever
         these are."""
         ended = remote.accounted(account, emissions)

@@ -30,7 +30,7 @@ _UNSURE_NS = 2_000_000_000
 
 
 class LinkState(StrEnum):
-    """What an engine can be asked for."""
+    """Whether one engine node is reachable, and takes requests."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -40,7 +40,7 @@ class LinkState(StrEnum):
 
 
 class Owner(Protocol):
-    """Who has the links."""
+    """What a link calls back: the fleet client."""
 
     clock: Clock
     counts: WireCounts

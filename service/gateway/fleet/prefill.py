@@ -12,7 +12,7 @@ from service.engine.inbox import Submit
 from service.fleet.membership.members import Role
 from service.fleet.routing.prefill_choice import Computes, Decodes, Found, PrefillChoice
 from service.fleet.transfer.split import ASSUMED_DIGEST_BYTE_NS, LinkCost
-from service.fleet.wire.messages import KvOffer, KvRates, Load, PrefillAt
+from service.fleet.wire.messages import EngineLoad, KvOffer, KvRates, PrefillAt
 from service.gateway.fleet.link import EngineLink, LinkState
 from telemetry.facts.fleet.kv_transfer_records import Way
 from telemetry.facts.fleet.routing_records import RequestRouted
@@ -95,8 +95,8 @@ def _may_go(submit: Submit, sequences: int) -> bool:
     return not submit.adapter and not is_read and sequences == 1
 
 
-def _load(link: EngineLink) -> Load:
-    return Load() if link.report is None else link.report.load
+def _load(link: EngineLink) -> EngineLoad:
+    return EngineLoad() if link.report is None else link.report.load
 
 
 def _computing(

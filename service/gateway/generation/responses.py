@@ -1,4 +1,5 @@
-"""Response bodies of both routes, whole and in chunks; pure functions of what was generated."""
+"""Response bodies of the chat and text completion routes, whole and in chunks; pure functions of
+what was generated. `/v1/responses` has `responses_writer`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted, bad_request, too_large
-from service.gateway.http.body_room import BodyMemoryBudget, Place
+from service.gateway.http.body_room import BodyMemoryBudget, BodyReservation
 from service.gateway.http.connection import body_is_broken
 from service.gateway.http.http_errors import body_broken, body_timeout
 from service.gateway.http.limits import LABEL_CHARACTERS
@@ -40,7 +40,9 @@ async def read_body(
         raise body_timeout(patience_s) from None
 
 
-async def _read_body(scope: Scope, receive: Receive, limit_bytes: int, place: Place) -> bytes:
+async def _read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, place: BodyReservation
+) -> bytes:
     stated = header(scope, b"content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limit_bytes:
         raise too_large(limit_bytes)

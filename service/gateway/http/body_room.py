@@ -19,16 +19,17 @@ FREE_BYTES = 64 * 1024
 
 
 class BodyMemoryBudget:
-    """One a process, on its event loop. A body that is alone is never refused."""
+    """The memory budget of request bodies that are being received, of one process, on its event
+    loop. A body is not refused while no other takes from the budget."""
 
     def __init__(self, most_bytes: int = RECEIVED_BYTES) -> None:
         self.used_bytes = 0
         self._most_bytes = most_bytes
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Iterator[BodyReservation]:
         """The room that one body takes while it comes."""
-        taken = Place(self)
+        taken = BodyReservation(self)
         try:
             yield taken
         finally:
@@ -38,7 +39,7 @@ class BodyMemoryBudget:
         return not of_others_bytes or self.used_bytes + more_bytes <= self._most_bytes
 
 
-class Place:
+class BodyReservation:
     """What one body takes."""
 
     def __init__(self, room: BodyMemoryBudget) -> None:

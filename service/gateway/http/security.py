@@ -27,8 +27,8 @@ _API_PATHS = frozenset(
 )  # fmt: skip
 
 
-class Guard(StrEnum):
-    """Which key a request needs."""
+class RequiredKey(StrEnum):
+    """Which API key a route requires."""
 
     DEBUG = "debug"  # that of --debug-key
     ADMIN = "admin"  # that of --api-key, and no tenant's: there is no --debug-key
@@ -36,9 +36,9 @@ class Guard(StrEnum):
 
 
 _NEEDED = {
-    Guard.DEBUG: "the server's debug key (--debug-key)",
-    Guard.ADMIN: "the server's own API key (--api-key), since it has no --debug-key",
-    Guard.API: "an API key (--api-key, or a tenant's)",
+    RequiredKey.DEBUG: "the server's debug key (--debug-key)",
+    RequiredKey.ADMIN: "the server's own API key (--api-key), since it has no --debug-key",
+    RequiredKey.API: "an API key (--api-key, or a tenant's)",
 }
 
 
@@ -76,27 +76,27 @@ def is_api_path(path: str) -> bool:
     return path.startswith("/v1/") or path in _API_PATHS
 
 
-def guard_of(config: GatewayConfig, method: str, path: str) -> Guard | None:
+def guard_of(config: GatewayConfig, method: str, path: str) -> RequiredKey | None:
     """The key that a request needs; None for none."""
     is_admin = is_control(method, path)
     if is_internal(path) and config.debug_key is not None:
-        return Guard.DEBUG
+        return RequiredKey.DEBUG
     if not is_admin and not is_api_path(path):
         return None
     if config.api_key is None and not config.tenant_keys:
         return None
-    return Guard.ADMIN if is_admin else Guard.API
+    return RequiredKey.ADMIN if is_admin else RequiredKey.API
 
 
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
     guard = guard_of(config, scope["method"], scope["path"])
     if guard is None:
         return None
-    needed = config.debug_key if guard is Guard.DEBUG else config.api_key
+    needed = config.debug_key if guard is RequiredKey.DEBUG else config.api_key
     given = _bearer(header(scope, b"authorization"))
     if needed is not None and _equal(given, needed):
         return None
-    if guard is Guard.API and _tenant_key(config, given) is not None:
+    if guard is RequiredKey.API and _tenant_key(config, given) is not None:
         return None
     return unauthorized(_NEEDED[guard])
 

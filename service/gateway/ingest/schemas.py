@@ -38,7 +38,7 @@ Value = TypeVar("Value")
 
 
 class Operation(StrEnum):
-    """The generation routes."""
+    """What a request asks for."""
 
     CHAT = "chat"
     TEXT = "text_completion"

@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ScoreShape(StrEnum):
-    """Whose JSON."""
+    """The JSON that scores are written as: OpenAI's `logprobs` or vLLM's `prompt_logprobs`."""
 
     LEGACY = "legacy"  # OpenAI's completions
     VLLM = "vllm"

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
-from service.gateway.http.security import Guard, guard_of
+from service.gateway.http.security import RequiredKey, guard_of
 from service.gateway.routes.types.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
 from service.gateway.routes.view_table import (
@@ -96,7 +96,7 @@ def _types(descriptions: Sequence[Description]) -> list[Any]:
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
 
-_SCHEMES = {Guard.DEBUG: "debugKey", Guard.ADMIN: "apiKey", Guard.API: "apiKey"}
+_SCHEMES = {RequiredKey.DEBUG: "debugKey", RequiredKey.ADMIN: "apiKey", RequiredKey.API: "apiKey"}
 
 
 def _guard(config: GatewayConfig, one: Description) -> str | None:

@@ -27,7 +27,7 @@ from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import RecordedRun, read_runs
 from service.engine.inbox import SetLimits
 from service.engine.limits_record import runtime_of
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.facts.engine_records import StepCostSet, StepRecorded
 from telemetry.facts.limits import named
 from telemetry.facts.records import RequestAccepted, RequestEnded, fact_ns
@@ -335,5 +335,7 @@ def test_without_the_engines_own_fit_the_cost_is_that_of_the_record() -> None:
     assert wider(dataclasses.replace(run, facts=facts), cost) is cost
 
 
-def _decodes(rows: int) -> Load:
-    return Load(decode_tokens=rows, decode_rows=rows, context_tokens=50 * rows, sampled_rows=rows)
+def _decodes(rows: int) -> StepLoad:
+    return StepLoad(
+        decode_tokens=rows, decode_rows=rows, context_tokens=50 * rows, sampled_rows=rows
+    )

@@ -7,8 +7,8 @@ from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.membership.members import Member
 from service.gateway.fleet.link import EngineLink
-from service.gateway.fleet.remote import Remote
-from service.gateway.fleet.remotes import Remotes
+from service.gateway.fleet.sent_sequence import SentSequence
+from service.gateway.fleet.sent_sequences import SentSequences
 from service.process.live_sequences import EVERY_NS
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.engine_records import SequenceEnded, SequencesListed
@@ -72,9 +72,9 @@ def test_a_gateway_lists_its_sequences_once_a_minute_and_after_it_lost_facts() -
 
     async def case() -> None:
         clock = ManualClock()
-        remotes = Remotes(clock)
+        remotes = SentSequences(clock)
         link = EngineLink(Member(name="n0", host="127.0.0.1", port=1), GatewayWorld().client)
-        live, ending, over = (Remote(number, link, 5, "r", 3, SUBMIT) for number in (1, 2, 3))
+        live, ending, over = (SentSequence(number, link, 5, "r", 3, SUBMIT) for number in (1, 2, 3))
         for remote in (live, ending, over):
             remotes.begun(remote)
         for remote in (ending, over):

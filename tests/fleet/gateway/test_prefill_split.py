@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
 from service.fleet.membership.members import Role
-from service.fleet.wire.messages import EngineIs, KvOffer, Load, LoadReport
+from service.fleet.wire.messages import EngineIs, EngineLoad, KvOffer, LoadReport
 from service.gateway.fleet.prefill import PrefillSplit
 from telemetry.facts.engine_records import StepCostSet
 from tests.fleet.gateway.test_routing import Fleet
@@ -26,8 +26,8 @@ def test_the_first_token_target_of_a_request_decides_where_its_prompt_is_compute
     fleet.change(["n1"], role=Role.PREFILL)
     offer = KvOffer(layout="l", token_bytes=1000, port=1)
     loads = {
-        "n0": Load(running=4, decode_rows=4, budget_tokens=512, cost=COST),
-        "n1": Load(prompt_tokens=1_000, budget_tokens=512, cost=COST),
+        "n0": EngineLoad(running=4, decode_rows=4, budget_tokens=512, cost=COST),
+        "n1": EngineLoad(prompt_tokens=1_000, budget_tokens=512, cost=COST),
     }
     for name, link in fleet.links.items():
         link.engine = EngineIs(incarnation=1, started=STARTED, ready=True, kv=offer)

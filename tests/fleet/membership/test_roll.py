@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.fleet.membership.members import MOST_MEMBERS, Member, Role
-from service.fleet.membership.roll import (
+from service.fleet.membership.heartbeat_registry import (
     BEAT_S,
     CALL_S,
     SILENT_NS,
     WHOLE_NS,
-    Roll,
-    RollBook,
+    HeartbeatRegistry,
+    RegistrySnapshot,
     next_members,
     write_engines,
 )
+from service.fleet.membership.members import MOST_MEMBERS, Member, Role
 from service.fleet.membership.static_file import StaticFile
 
 BEAT_NS = int(BEAT_S * 1e9)
@@ -30,12 +30,12 @@ def engine(name: str, port: int = 0, *, draining: bool = False) -> Member:
     return Member(name=name, host="10.0.0.1", port=port or ord(name[0]), draining=draining)
 
 
-def names(roll: Roll) -> set[str]:
+def names(roll: RegistrySnapshot) -> set[str]:
     return {one.name for one in roll.members}
 
 
 def test_an_engine_is_there_from_its_first_word_until_it_says_that_it_goes() -> None:
-    book = RollBook(0)
+    book = HeartbeatRegistry(0)
     book.heard(engine("a"), 1)
     book.heard(engine("b"), 1)
     book.heard(engine("b", draining=True), 2)
@@ -46,21 +46,21 @@ def test_an_engine_is_there_from_its_first_word_until_it_says_that_it_goes() -> 
 
 
 def test_an_engine_that_is_silent_for_a_minute_is_taken_off_and_not_before() -> None:
-    book = RollBook(0)
+    book = HeartbeatRegistry(0)
     book.heard(engine("a"), 0)
     assert names(book.roll(SILENT_NS)) == {"a"}
     assert names(book.roll(SILENT_NS + 1)) == set()
 
 
 def test_the_engine_at_an_address_is_the_one_that_was_heard_last() -> None:
-    book = RollBook(0)
+    book = HeartbeatRegistry(0)
     book.heard(engine("old", 9), 0)
     book.heard(engine("new", 9), 1)
     assert names(book.roll(2)) == {"new"}
 
 
 def test_more_engines_than_a_fleet_may_have_are_refused_and_counted() -> None:
-    book = RollBook(0)
+    book = HeartbeatRegistry(0)
     for index in range(MOST_MEMBERS + 3):
         book.heard(engine(f"n{index}", 1 + index), 0)
     book.heard(engine("n0", 1, draining=True), 1)
@@ -79,7 +79,7 @@ def test_no_engine_that_beats_is_ever_removed_although_the_keeper_starts_again(
 ) -> None:
     """Everyone who is there beats each second; between beats engines join, leave, and the keeper
     forgets everything."""
-    now_ns, book = 0, RollBook(0)
+    now_ns, book = 0, HeartbeatRegistry(0)
     there: set[str] = set()
     members: dict[str, Member] = {}
     for what, name in events:
@@ -90,7 +90,7 @@ def test_no_engine_that_beats_is_ever_removed_although_the_keeper_starts_again(
             there.discard(name)
             book.left(name)
         elif what == "keeper":
-            book = RollBook(now_ns)
+            book = HeartbeatRegistry(now_ns)
         if what != "keeper":  # nobody is heard in the second in which it starts
             for one in there:
                 book.heard(engine(one), now_ns)
@@ -106,7 +106,7 @@ def test_no_engine_that_beats_is_ever_removed_although_the_keeper_starts_again(
 
 def test_an_engine_whose_first_two_beats_to_a_new_keeper_time_out_is_not_removed() -> None:
     """Nor is its third one heard at once."""
-    book, members = RollBook(0), {name: engine(name) for name in ("heard", "late", "gone")}
+    book, members = HeartbeatRegistry(0), {name: engine(name) for name in ("heard", "late", "gone")}
     late_ns = int((3 * CALL_S + 2 * BEAT_S) * 1e9)
     for now_ns in range(0, WHOLE_NS, BEAT_NS):
         book.heard(engine("heard"), now_ns)

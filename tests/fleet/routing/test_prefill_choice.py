@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from service.fleet.routing.prefill_choice import Computes, Decodes, PrefillChoice
 from service.fleet.transfer.split import LinkCost
-from service.fleet.wire.messages import Load
+from service.fleet.wire.messages import EngineLoad
 from telemetry.facts.engine_records import StepCostSet
 from telemetry.facts.fleet.kv_transfer_records import Way
 
 LINK = LinkCost(token_bytes=1000, bytes_per_ns=1.0, delay_ns=1000, digest_byte_ns=0.1)
-IDLE = Load()
+IDLE = EngineLoad()
 HERE = Decodes("d", IDLE, 0)
 TWO = [Computes(name, IDLE, 16, LINK) for name in ("p0", "p1")]
 
@@ -53,9 +53,12 @@ def test_a_prefix_that_was_sent_is_believed_to_be_there_until_the_engine_leaves(
 
 def test_those_whose_kv_is_on_its_way_are_harmed_as_those_who_decode_already() -> None:
     """So are those whose prompt is computed there: all will decode before this prompt's turn."""
-    decoding, coming = Load(running=3, decode_rows=3, context_tokens=30), Load(waiting=3)
+    decoding, coming = (
+        EngineLoad(running=3, decode_rows=3, context_tokens=30),
+        EngineLoad(waiting=3),
+    )
     harms = []
-    for here in (IDLE, decoding, coming, Load(running=3)):
+    for here in (IDLE, decoding, coming, EngineLoad(running=3)):
         found = PrefillChoice().best(1000, (), Decodes("d", here, 0), TWO)
         assert found is not None
         harms.append(found.split.harm_ns)
@@ -71,7 +74,9 @@ def test_beside_others_a_prompt_takes_the_steps_that_their_inter_token_target_le
     )  # fmt: skip
     local_ms = []
     for target_ns in (None, 91_000_000):
-        here = Load(running=1, decode_rows=1, budget_tokens=512, target_ns=target_ns, cost=cost)
+        here = EngineLoad(
+            running=1, decode_rows=1, budget_tokens=512, target_ns=target_ns, cost=cost
+        )
         found = PrefillChoice().best(100, (), Decodes("d", here, 0), TWO)
         assert found is not None
         local_ms.append(found.split.local_ns // 1_000_000)
@@ -101,10 +106,12 @@ def test_those_who_decode_have_time_for_a_prompt_if_they_need_half_of_their_targ
         at_ns=0, step_id=0, base_ns=50_000_000, prefill_token_ns=1_000_000,
         decode_row_ns=1_000_000, context_token_ns=0,
     )  # fmt: skip
-    busy = Computes("p", Load(prompt_tokens=1_000, budget_tokens=512, cost=cost), 16, LINK)
+    busy = Computes("p", EngineLoad(prompt_tokens=1_000, budget_tokens=512, cost=cost), 16, LINK)
     ways = []
     for target_ns in (None, 109_000_000, 107_000_000):
-        here = Load(running=4, decode_rows=4, budget_tokens=512, target_ns=target_ns, cost=cost)
+        here = EngineLoad(
+            running=4, decode_rows=4, budget_tokens=512, target_ns=target_ns, cost=cost
+        )
         found = PrefillChoice().best(500, (), Decodes("d", here, 0), [busy], 1_500_000_000)
         assert found is not None
         assert found.split.remote_ns > 1_500_000_000 > found.split.local_ns

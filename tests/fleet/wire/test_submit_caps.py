@@ -14,7 +14,7 @@ from service.fleet.wire import messages
 from service.fleet.wire.checks import MOST_GRAMMAR_CHARACTERS
 from service.fleet.wire.handshake import SEAL_BYTES
 from service.gateway.engine_client.request_context import RequestContext
-from service.gateway.fleet.remote import for_node
+from service.gateway.fleet.sent_sequence import for_node
 from service.gateway.http import limits
 from service.gateway.ingest.compat.compat_options import salt_of
 from service.gateway.ingest.schemas import parse_completion

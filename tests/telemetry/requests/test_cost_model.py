@@ -19,7 +19,7 @@ from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from service.engine.planning.plan_load import load_of_plan
 from telemetry.costs.cost_model import AROUND, BASELINE, BUDGET, LEDGER, REPLAY, Preset, Term, fit
 from telemetry.costs.forward_cost import ForwardCost
-from telemetry.costs.step_load import Load, attended, attention_pairs, load_of_step
+from telemetry.costs.step_load import StepLoad, attended, attention_pairs, load_of_step
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import Row
 from tests.support.worlds.facts import MS, decode, prefill, step
@@ -117,7 +117,7 @@ def test_least_squares_are_solved_in_one_module() -> None:
 def test_each_preset_recovers_the_cost_that_made_its_data(preset: Preset) -> None:
     draw = Random(3)
     loads = [
-        Load(
+        StepLoad(
             prompt_tokens := draw.choice((0, draw.randint(1, 400))),
             attention_pairs(prompt_tokens, draw.randint(0, 2000)),
             decode_tokens := draw.randint(1, 30),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from service.engine.inbox import SetStepCost
 from service.engine.planning.budget import predicted_ns
 from telemetry.costs.step_cost import Measured, StepCost, StepCostFold, fit, measured
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 from telemetry.facts.engine_start import WarmUpStep
 from tests.support.examples import examples
 from tests.support.servers.served import started
@@ -21,7 +21,9 @@ from tests.support.worlds.facts import MS, decode, prefill, step
 def steps_of(true: SetStepCost, shapes: list[tuple[int, int, int, int]]) -> list[Measured]:
     """Steps of (prompt tokens, their context, decode rows, context tokens), at their true cost."""
     loads = [
-        Load(tokens, attention_pairs(tokens, before) if tokens else 0.0, rows, rows, context, rows)
+        StepLoad(
+            tokens, attention_pairs(tokens, before) if tokens else 0.0, rows, rows, context, rows
+        )
         for tokens, before, rows, context in shapes
     ]
     return [measured(load, round(predicted_ns(true, load))) for load in loads]
@@ -58,7 +60,7 @@ def test_a_cost_is_found_again_from_the_steps_it_made(
 
 
 def test_no_coefficient_is_negative_even_when_noise_says_so() -> None:
-    loads = [Load(0, 0.0, n, n, 100 * n, n) for n in range(1, 41)]
+    loads = [StepLoad(0, 0.0, n, n, 100 * n, n) for n in range(1, 41)]
     found = fit([measured(load, 10**7 - 10**4 * load.decode_rows) for load in loads])
 
     assert min(found.base_ns, found.prefill_token_ns, found.decode_row_ns) >= 0

@@ -26,14 +26,14 @@ WHOLE_NS = int(3 * (CALL_S + BEAT_S) * 1e9)
 """An engine whose first two beats to a new keeper were in vain is heard before that."""
 
 
-class Roll(msgspec.Struct, frozen=True, kw_only=True):
+class RegistrySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Who is there. `is_whole` is false while who keeps it may not have heard everyone."""
 
     members: tuple[Member, ...]
     is_whole: bool
 
 
-class RollBook:
+class HeartbeatRegistry:
     """What each engine said last, and when; `now_ns` is of one clock and never goes back."""
 
     def __init__(self, now_ns: int) -> None:
@@ -57,16 +57,16 @@ class RollBook:
         """An engine said that it goes."""
         self._heard.pop(name, None)
 
-    def roll(self, now_ns: int) -> Roll:
+    def roll(self, now_ns: int) -> RegistrySnapshot:
         """Everyone who is there, by name."""
         for name, (_, heard_ns) in list(self._heard.items()):
             if now_ns - heard_ns > SILENT_NS:
                 del self._heard[name]
         members = tuple(self._heard[name][0] for name in sorted(self._heard))
-        return Roll(members=members, is_whole=now_ns - self._begun_ns >= WHOLE_NS)
+        return RegistrySnapshot(members=members, is_whole=now_ns - self._begun_ns >= WHOLE_NS)
 
 
-def next_members(before: Mapping[str, Member], roll: Roll) -> dict[str, Member]:
+def next_members(before: Mapping[str, Member], roll: RegistrySnapshot) -> dict[str, Member]:
     """The members after a roll was read; by name."""
     said = {one.name: one for one in roll.members}
     return said if roll.is_whole else {**before, **said}

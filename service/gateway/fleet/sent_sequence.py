@@ -15,7 +15,7 @@ from telemetry.facts.reasons import EndReason
 
 
 @dataclass(slots=True, eq=False)
-class Remote:
+class SentSequence:
     """`request_id` is that of its request at the node. `waiting_before` sequences were
     before it in the engine's queue when that was told. `seen` of its emissions have come, the
     last at `last_ns`; `outputs` of them have a token, the first came at `first_ns`. Once it is over
