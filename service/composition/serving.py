@@ -97,9 +97,8 @@ async def _serve(
             watch_host=config.engine.watch_host,
             more_lost=gateways.facts_lost,
         )
-        telemetry = build_telemetry(
-            config, clock, observed, port, ControlledEngine(config, engine_client)
-        )
+        controlled = ControlledEngine(config, engine_client)
+        telemetry = build_telemetry(config, clock, observed, port, controlled)
         start = Start(config, clock, engine_client, telemetry, stages, port, say)
         state = clients_state(
             gateways.own_config,

@@ -198,7 +198,7 @@ class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
             Group.SCHEDULER,
             "steps in flight; 2 plans and launches the next step before the last one is read",
             unit=Unit.STEPS,
-            unset="2 on a GPU, 1 on a CPU and with --speculative-tokens",
+            unset="2 where decode steps are captured, 1 elsewhere and with --speculative-tokens",
         ),
     ] = None
     order: Annotated[
@@ -337,7 +337,7 @@ class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
 
     @property
     def step_tokens(self) -> int:
-        """The most tokens of one step."""
+        """The most tokens of one step whose prompts come in parts."""
         if self.max_batched_tokens is not None:
             return self.max_batched_tokens
         return max(self.max_auto_tokens, self.max_seqs)

@@ -28,6 +28,7 @@ from service.device.spec import ModelSpec
 from service.device.step_decoder import StepDecoder
 from service.device.torch_executor import DeviceExecutor, TorchExecutor
 from service.device.weights.source import open_weights
+from service.engine.admission import most_step_tokens
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.reasons import StartStage
@@ -132,13 +133,19 @@ def _measured_blocks(
     progress: Callable[[str], None],
 ) -> int:
     """As many as the GPU has memory for. Raises ConfigError."""
-    budget = measure_budget(
-        decoder, backend.make_pages, config.step_tokens, config.max_seqs, decoder.device
-    )
+    tokens = measured_tokens(config, max_model_tokens)
+    budget = measure_budget(decoder, backend.make_pages, tokens, config.max_seqs, decoder.device)
     progress(str(budget))
     cache_bytes = budget.cache_bytes - (config.lora_bytes or 0)
     return choose_blocks(
         config, max_model_tokens, backend.block_tokens, backend.block_bytes, cache_bytes
+    )
+
+
+def measured_tokens(config: EngineConfig, max_model_tokens: int) -> int:
+    """Of the step that is measured: the largest that the scheduler may plan."""
+    return most_step_tokens(
+        config.step_tokens, config.chunked_prefill, max_model_tokens, config.max_seqs
     )
 
 

@@ -150,6 +150,8 @@ class ModelSpec:
         windows = self.layer_windows
         assert len(windows) in {0, self.layers}, (len(windows), self.layers)
         assert windows or self.local_rope is None, "a local rope is for layers with a window"
+        turned = self.rotary_dims
+        assert 0 < turned <= self.head_dim and turned % 2 == 0, (turned, self.head_dim)  # noqa: PT018
 
     @property
     def q_size(self) -> int:

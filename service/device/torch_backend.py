@@ -15,9 +15,9 @@ from service.device.cache.kv_cache import KvCache, KvFormat, make_cache, page_by
 from service.device.lora.reader import MOST_RANK
 from service.device.lora.torch_adapters import DecoderAdapters
 from service.device.memory import choose_kv_format
+from service.device.models.matrices import kept_kinds
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
-from service.device.quantization.kept_linear import KeptFormat
 from service.device.quantization.linear import WHOLE, MatrixFormat
 from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import Precision, choose_precision
@@ -134,8 +134,7 @@ def torch_backend(
         progress=progress,
     )
     plain_bytes = 1 if config.weights_format in ("int8", "fp8") else dtype.itemsize
-    kinds = parts.matrices.kinds if isinstance(parts.matrices, KeptFormat) else ()
-    kept = summarize(source, kinds, plain_bytes)
+    kept = summarize(source, kept_kinds(parts.matrices), plain_bytes)
     faults = joined(note, parts.chosen.fault)
     return Backend(
         name=f"{parts.name} ({faults})" if faults else parts.name,

@@ -17,6 +17,14 @@ from service.engine.kv.cpu_offload import Retention
 from telemetry.facts.reasons import EndReason
 
 
+def most_step_tokens(
+    budget_tokens: int, chunked_prefill: bool, max_model_tokens: int, max_seqs: int
+) -> int:
+    """Tokens of the largest step. Without chunking a prompt is computed in one piece, so a step
+    must have room for the longest prompt beside one token of each other sequence."""
+    return budget_tokens if chunked_prefill else max(budget_tokens, max_model_tokens + max_seqs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The engine's bounds and policies. Those in `RuntimeLimits` may change while it runs.
@@ -59,14 +67,10 @@ class Limits:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that one step may compute.
-
-        Without chunking a prompt is computed in one piece, so a step must have room for the
-        longest prompt beside one token of each other sequence.
-        """
-        if self.chunked_prefill:
-            return self.budget_tokens
-        return max(self.budget_tokens, self.max_model_tokens + self.max_seqs)
+        """Tokens that one step may compute."""
+        return most_step_tokens(
+            self.budget_tokens, self.chunked_prefill, self.max_model_tokens, self.max_seqs
+        )
 
     @property
     def watermark_blocks(self) -> int:

@@ -57,6 +57,11 @@ class Adapter(Protocol):
         """The largest of its modules."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """The same for the same numbers in the same places, and for no others."""
+        ...
+
 
 class Executor(Protocol):
     """Runs plans in the order in which they were launched.

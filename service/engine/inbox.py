@@ -107,13 +107,15 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class WeightsRead(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The files of an adapter have been read, in `read_ns` (`error` None), or cannot be."""
+    """The files of an adapter have been read, in `read_ns` (`error` None), or cannot be. `digest`
+    is of what was read; a replay has none, since the record says what came of it."""
 
     number: int
     bytes: int
     rank: int
     read_ns: int
     error: str | None = None
+    digest: str = ""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, kw_only=True):

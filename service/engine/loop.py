@@ -105,8 +105,10 @@ class EngineLoop:
 
     @property
     def wake_ns(self) -> int | None:
-        """The next deadline: when `step` has something to do although no command came."""
-        return self.scheduler.next_deadline_ns
+        """When `step` has something to do although no command came: a deadline, or the end of a
+        block's time to live."""
+        times_ns = (self.scheduler.next_deadline_ns, self.scheduler.prefix.next_expiry_ns)
+        return min((one for one in times_ns if one is not None), default=None)
 
     def step(self) -> list[Emission]:
         """One iteration: launches at most one plan, commits at most one outcome."""
@@ -124,7 +126,9 @@ class EngineLoop:
             self._stalled = False
         if self.has_work:
             self._idle = False
-        elif commands or self._changed or not self._idle:
+            return self.scheduler.take_emissions()
+        self.scheduler.prefix.drop_expired(self._clock.now_ns())
+        if commands or self._changed or not self._idle:
             self._note_idle()
         return self.scheduler.take_emissions()
 

@@ -7,13 +7,14 @@ normalisation follows. What it names beyond that changes the vectors, and is ref
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from service.config.model_ref import ModelKind, ModelRef
 from service.config.setting import ConfigError
 from service.engine.prompt_output import Pooling
+from service.model_files.json_file import read_json, read_object
 from service.model_files.strict_keys import IgnoredKey, StrictKeys
 
 PoolingChoice = Literal["auto", "off", "last", "mean", "cls"]
@@ -67,12 +68,12 @@ def embedding_model(model: ModelRef, wanted: PoolingChoice) -> EmbeddingModel | 
 
 def _modules(path: Path) -> dict[str, str]:
     """Folders by the class of the module. Raises ConfigError for one that is not known."""
-    stated = _json(path)
+    stated = read_json(path)
     found: dict[str, str] = {}
     for module in stated if isinstance(stated, list) else [stated]:
         kind = str(module.get("type", "") if isinstance(module, dict) else module)
         name = kind.rpartition(".")[2]
-        if name not in _MODULES or name in found:
+        if not isinstance(module, dict) or name not in _MODULES or name in found:
             raise ConfigError(
                 f"{path}: module {kind!r} is not known, and changes embeddings; --pooling "
                 "last, mean or cls serves the pooled states without the modules"
@@ -86,7 +87,7 @@ def _modules(path: Path) -> dict[str, str]:
 
 def _pooling(path: Path) -> Pooling:
     """The one mode that is on. Raises ConfigError."""
-    keys = StrictKeys(path, _object(path))
+    keys = StrictKeys(path, read_object(path))
     on = [mode for name, mode in _MODES.items() if keys.flag(f"{_MODE_PREFIX}{name}")]
     keys.finish(_POOLING_KEYS)
     if len(on) != 1:
@@ -96,7 +97,7 @@ def _pooling(path: Path) -> Pooling:
 
 def _refuse_default_prompt(path: Path) -> None:
     """A text that goes before every input would change embeddings."""
-    if path.is_file() and _object(path).get("default_prompt_name") is not None:
+    if path.is_file() and read_object(path).get("default_prompt_name") is not None:
         raise ConfigError(
             f"{path}: default_prompt_name is not supported; remove it, and let clients send "
             "the prompt's text with their inputs"
@@ -105,22 +106,8 @@ def _refuse_default_prompt(path: Path) -> None:
 
 def _matryoshka(path: Path) -> tuple[bool, tuple[int, ...]]:
     """Whether embeddings may be cut, by the keys that vLLM reads too, and to which sizes."""
-    stated = _object(path) if path.is_file() else {}
+    stated = read_object(path) if path.is_file() else {}
     sizes = stated.get("matryoshka_dimensions") or ()
     if not isinstance(sizes, list | tuple) or not all(isinstance(n, int) for n in sizes):
         raise ConfigError(f"{path}: matryoshka_dimensions must be a list of numbers")
     return bool(sizes) or stated.get("is_matryoshka") is True, tuple(sizes)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    found = _json(path)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: an object is expected")
-    return found
-
-
-def _json(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error

@@ -36,15 +36,22 @@ class BlockFormat:
     block_bytes: int
 
 
+class UnknownFormat(Exception):
+    """A type id that the installed `gguf` package does not know."""
+
+
 def format_of(number: int) -> BlockFormat:
-    """The format with ggml's type id `number`. Raises ValueError for an unknown id."""
+    """The format with ggml's type id `number`. Raises UnknownFormat."""
     known = _KNOWN.get(number)
     if known is not None:
         return known[0]
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    kind = GGMLQuantizationType(number)
-    return BlockFormat(number, kind.name, *GGML_QUANT_SIZES[kind])
+    try:
+        kind = GGMLQuantizationType(number)
+        return BlockFormat(number, kind.name, *GGML_QUANT_SIZES[kind])
+    except (ValueError, KeyError) as error:
+        raise UnknownFormat(f"type {number}") from error
 
 
 def dequantize_blocks(rows: Bytes, kind: BlockFormat) -> Floats:

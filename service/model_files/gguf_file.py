@@ -7,6 +7,7 @@ are dequantized by `gguf_blocks`. Layout: ggml's specification of GGUF versions 
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -17,10 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.config.settings import ConfigError
-from service.model_files.gguf_blocks import BlockFormat, dequantize_blocks, format_of
+from service.model_files.gguf_blocks import (
+    BlockFormat,
+    UnknownFormat,
+    dequantize_blocks,
+    format_of,
+)
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = "general.alignment"
+_MOST_NESTED = 4  # arrays within an array; llama.cpp reads none
 _LENGTH = struct.Struct("<Q")
 _SCALARS = {
     0: "B",
@@ -83,10 +91,13 @@ class _Cursor:
         self.at = at
         return found
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, nested: int = 0) -> Any:
+        """Raises RecursionError where arrays are nested too deeply."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
+            if nested > _MOST_NESTED:
+                raise RecursionError(f"more than {_MOST_NESTED} arrays within each other")
             item, length = self.scalar("I"), self.scalar("Q")
             if item in _SCALARS:
                 values = struct.unpack_from(f"<{length}{_SCALARS[item]}", self._data, self.at)
@@ -94,7 +105,7 @@ class _Cursor:
                 return list(values)
             if item == _STRING:
                 return self.texts(length)
-            return [self.value(item) for _ in range(length)]
+            return [self.value(item, nested + 1) for _ in range(length)]
         return self.scalar(_SCALARS[kind])
 
 
@@ -134,7 +145,7 @@ class GgufFile:
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
-                "cannot dequantize_blocks; use another quantisation of the model"
+                "cannot dequantise; use another quantisation of the model"
             ) from error
 
     def raw(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
@@ -142,7 +153,7 @@ class GgufFile:
         names. Without one it is the file's own memory. Raises ConfigError."""
         info = self._info(name)
         flat = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
-        rows = flat.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+        rows = flat.reshape(math.prod(info.shape[:-1]), -1)
         return rows if order is None else rows[order]
 
     def _info(self, name: str) -> TensorInfo:
@@ -161,18 +172,45 @@ class GgufFile:
             raise ConfigError(f"{self.path} is GGUF version {version}; 2 and 3 are supported")
         tensor_count, entry_count = cursor.scalar("Q"), cursor.scalar("Q")
         for _ in range(entry_count):
-            key = cursor.text()
-            self.metadata[key] = cursor.value(cursor.scalar("I"))
+            self._metadata_entry(cursor)
         found = [self._tensor_entry(cursor) for _ in range(tensor_count)]
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self._alignment()
         start = -(-cursor.at // alignment) * alignment
         for name, shape, kind, offset in found:
             self._add_tensor(name, shape, kind, start + offset)
 
+    def _metadata_entry(self, cursor: _Cursor) -> None:
+        key = cursor.text()
+        try:
+            value = cursor.value(cursor.scalar("I"))
+        except RecursionError as error:
+            raise ConfigError(
+                f"{self.path}: {key} is not supported: it has {error}; use another file"
+            ) from error
+        if key in self.metadata:
+            raise ConfigError(f"{self.path} states {key} twice; use another file")
+        self.metadata[key] = value
+
+    def _alignment(self) -> int:
+        """Of the tensors, in bytes. Raises ConfigError."""
+        stated = self.metadata.get(_ALIGNMENT, 32)
+        if type(stated) is not int or stated < 1 or stated & (stated - 1):
+            raise ConfigError(
+                f"{self.path}: {_ALIGNMENT} {str(stated)[:60]} is not supported: a power of two "
+                "is expected"
+            )
+        return stated
+
     def _tensor_entry(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockFormat, int]:
         name = cursor.text()
         dimensions = [cursor.scalar("Q") for _ in range(cursor.scalar("I"))]
-        kind = format_of(cursor.scalar("I"))
+        try:
+            kind = format_of(cursor.scalar("I"))
+        except UnknownFormat as error:
+            raise ConfigError(
+                f"{self.path}: tensor {name} is of {error}, which the installed gguf package does "
+                "not know; use another quantisation of the model, or a newer gguf"
+            ) from error
         return name, tuple(reversed(dimensions)), kind, cursor.scalar("Q")
 
     def _add_tensor(
@@ -183,7 +221,9 @@ class GgufFile:
                 f"{self.path}: tensor {name} of shape {list(shape)} is no whole blocks of "
                 f"{kind.block_values} values ({kind.name}); fetch the file again"
             )
-        values = int(np.prod(shape, dtype=np.int64))
+        if name in self.tensors:
+            raise ConfigError(f"{self.path} has two tensors of the name {name}; use another file")
+        values = math.prod(shape)
         size_bytes = values // kind.block_values * kind.block_bytes
         if offset + size_bytes > len(self._data):
             raise ConfigError(

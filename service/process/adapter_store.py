@@ -188,6 +188,7 @@ class AdapterStore:
                 number=read.number,
                 bytes=0 if weights is None else weights.bytes,
                 rank=0 if weights is None else weights.rank,
+                digest="" if weights is None else weights.digest,
                 read_ns=self._clock.now_ns() - read.ordered_ns,
                 error=None if error is None else error[:_ERROR_CHARACTERS],
             )

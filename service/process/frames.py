@@ -28,7 +28,7 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
-from service.fleet.transfer.messages import About
+from service.fleet.transfer.messages import TransferRequestContext
 from telemetry.facts.framing import framed
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact
@@ -69,7 +69,7 @@ class PrefillElsewhere(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
     host: str
     port: int
-    about: About
+    about: TransferRequestContext
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

@@ -26,7 +26,7 @@ from service.engine.plan import Emission
 from service.engine.scheduler import Scheduler
 from service.fleet.transfer.actions import Arrived, Check, Checked
 from service.fleet.transfer.decode_driver import DecodeDriver, Verify, verify_now
-from service.fleet.transfer.decode_side import DecodePatience, DecodeSide
+from service.fleet.transfer.decode_side import DecodeSide, DecodeSideSettings
 from service.fleet.transfer.epochs import Epochs
 from service.fleet.transfer.messages import Begin, Layout, Message, PeerId, ToDecode
 from service.fleet.transfer.movers.mover import MoverError, MoverKind
@@ -34,7 +34,7 @@ from service.fleet.transfer.movers.nixl_mover import nixl_kind
 from service.fleet.transfer.open_memory import KEY_BYTES
 from service.fleet.transfer.prefill_driver import PrefillDriver
 from service.fleet.transfer.prefill_side import PrefillSide
-from service.fleet.transfer.sending import PrefillPatience
+from service.fleet.transfer.sending import PrefillSideSettings
 from service.fleet.transfer.tcp import TcpEndpoint
 from service.fleet.transfer.transport import BlockMemory, LinkEvent
 from service.fleet.wire.checks import refusal_for_peer
@@ -55,8 +55,8 @@ log = logging.getLogger("phasescope.engine")
 PROMPT_SPACE = 1 << 12
 """The upper part of the ids of sequences that are computed for others."""
 _S = 1_000_000_000
-DECODE_PATIENCE = DecodePatience(longest_ns=300 * _S, resend_ns=2 * _S)
-PREFILL_PATIENCE = PrefillPatience(hold_ns=300 * _S, resend_ns=2 * _S)
+DECODE_PATIENCE = DecodeSideSettings(longest_ns=300 * _S, resend_ns=2 * _S)
+PREFILL_PATIENCE = PrefillSideSettings(hold_ns=300 * _S, resend_ns=2 * _S)
 """A connection loses nothing while it is there: messages are repeated seldom."""
 _STRANGERS_NS = _S
 

@@ -27,7 +27,15 @@ _LLAMA3_SPLIT = (
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "</s>")
+_LLAMA3_RULES = ("llama-bpe", "llama3", "llama-v3")
+# what ends a turn or a text in some family, as llama.cpp has it; files often name one of several
+_ENDS = frozenset(
+    {
+        "</s>", "<eos>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "\u2581<EOT>",
+        "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>", "[EOS]", "[EOT]",
+    }
+)  # fmt: skip
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
@@ -40,8 +48,9 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     kind = meta.take("tokenizer.ggml.model")
     tokens, types, rows = _tokens(file, meta)
     prefixes_space = meta.flag("tokenizer.ggml.add_space_prefix", True)
-    merges, scores = meta.take("tokenizer.ggml.merges", []), meta.take("tokenizer.ggml.scores", [])
-    rules = meta.take("tokenizer.ggml.pre", "default")
+    merges = meta.list_of("tokenizer.ggml.merges", str)
+    scores = meta.list_of("tokenizer.ggml.scores", float, int)
+    rules = meta.text("tokenizer.ggml.pre") or "default"
     match kind:
         case "gpt2":
             backend = _byte_level(path, tokens, merges, rules)
@@ -58,7 +67,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
             encoded[token_id] = tokens[token_id].encode()
     _add_special(backend, tokens, types)
     ends = _end_tokens(meta, tokens, special)
-    bos = meta.take("tokenizer.ggml.bos_token_id")
+    bos = _token_of(meta, "tokenizer.ggml.bos_token_id")
     refuse_ids_beyond(path, "eos_token_id", ends, rows)
     refuse_ids_beyond(path, "bos_token_id", () if bos is None else (bos,), rows)
     tokenizer = Tokenizer(
@@ -67,9 +76,11 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
         special_ids=special,
         bos_token_id=bos,
         eos_token_ids=ends,
-        add_bos=meta.flag("tokenizer.ggml.add_bos_token", kind == "llama"),
+        add_bos=meta.flag(
+            "tokenizer.ggml.add_bos_token", kind == "llama" or rules in _LLAMA3_RULES
+        ),
         strip_first_space=kind == "llama" and prefixes_space,
-        chat_template=meta.take("tokenizer.chat_template"),
+        chat_template=meta.text("tokenizer.chat_template"),
     )
     meta.finish(GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES)
     return tokenizer
@@ -78,10 +89,10 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 def _tokens(file: GgufFile, meta: StrictKeys) -> tuple[list[str], list[int], int]:
     """Tokens, their types, and the number of embedding rows; tokens beyond the rows are dropped if
     they are unused. Raises ConfigError."""
-    tokens: list[str] = meta.take("tokenizer.ggml.tokens", [])
+    tokens: list[str] = meta.list_of("tokenizer.ggml.tokens", str)
     if not tokens:
         raise broken(file.path, "the file carries no token list")
-    types: list[int] = meta.take("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    types: list[int] = meta.list_of("tokenizer.ggml.token_type", int) or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise broken(file.path, f"{len(tokens)} tokens have {len(types)} types")
     embedding = file.tensors.get("token_embd.weight")
@@ -95,7 +106,7 @@ def _byte_level(path: Path, tokens: list[str], merges: list[str], rules: str) ->
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     halves = (merge.partition(" ") for merge in merges)
     pairs = [(left, right) for left, _, right in halves]
-    ignore_merges = rules in ("llama-bpe", "llama3", "llama-v3")
+    ignore_merges = rules in _LLAMA3_RULES
     try:
         model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=ignore_merges)
     except Exception as error:
@@ -171,7 +182,12 @@ def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
 
 def _end_tokens(meta: StrictKeys, tokens: list[str], special: frozenset[int]) -> tuple[int, ...]:
     """The end tokens that the file names, and control tokens that are known to end a turn."""
-    stated = [meta.take(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    stated = [_token_of(meta, f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     found = [token_id for token_id in stated if token_id is not None]
-    found += [i for i in sorted(special) if tokens[i] in _END_OF_TURN]
+    found += [i for i in sorted(special) if tokens[i] in _ENDS]
     return tuple(dict.fromkeys(found))
+
+
+def _token_of(meta: StrictKeys, key: str) -> int | None:
+    """The id at a key, None where the file is silent. Raises ConfigError."""
+    return None if meta.peek(key) is None else meta.integer(key)

@@ -45,12 +45,12 @@ def of_corpus(path: Path) -> bool:
 
 
 def test_a_clone_is_small() -> None:
-    """Results and pictures below 6 MB, less than 18 MB in all, and no file beyond 512 KiB."""
+    """Results and pictures below 6 MB, less than 19 MB in all, and no file beyond 512 KiB."""
     sizes = tracked()
     measured = (ROOT / "benchmarks" / "results", ROOT / "docs" / "results", ROOT / "docs" / "img")
 
     assert sum(n for path, n in sizes.items() if {*measured} & {*path.parents}) < 6 * MB
-    assert sum(sizes.values()) < 18 * MB
+    assert sum(sizes.values()) < 19 * MB
     assert {path.name for path, size in sizes.items() if size > 512 * KIB} == set()
 
 

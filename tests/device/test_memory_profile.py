@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvFormat, Pages, make_cache
+from service.device.loader import load_executor, measured_tokens
 from service.device.memory import choose_blocks
 from service.device.memory_profile import MemoryBudget, largest_plan, step_bytes_of
 from service.device.models.model import Decoder
 from service.device.quantization.precision import Precision
+from service.process.engine_limits import limits_of
+from telemetry.facts.clock import MonotonicClock
 from tests.support.servers.lively import LivelyWeights
 
 pytestmark = pytest.mark.long
@@ -55,6 +59,22 @@ def test_the_memory_of_a_step_is_measured_while_it_is_computed() -> None:
 
     assert step_bytes_of(decoder, make_pages, 100, 7, CPU, peak_of) == 12345
     assert shapes == [(7,)], "a token of every sequence is drawn"
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [({}, 64), ({"chunked_prefill": False}, 512 + 4), ({"max_batched_tokens": 900}, 900)],
+)
+def test_the_step_that_is_measured_is_the_largest_that_the_limits_allow(
+    changes: dict[str, Any], most: int
+) -> None:
+    """With prompts in one piece too, or the device runs out of memory once one is long."""
+    settings: dict[str, Any] = {"max_batched_tokens": 64, "max_model_tokens": 512, "max_seqs": 4}
+    config = EngineConfig(model=DUMMY, dtype="float32", **{**settings, **changes})
+    loaded = load_executor(config, MonotonicClock(), lambda stage: None)
+    tokens = measured_tokens(config, loaded.max_model_tokens)
+
+    assert tokens == limits_of(config, loaded).step_tokens == most
 
 
 def test_the_cache_gets_the_memory_that_is_left_and_the_sum_is_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -270,11 +271,12 @@ def test_a_compiler_that_fails_is_reported_with_its_message(
 def test_the_library_is_compiled_once_and_again_for_another_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for the compiler counts its calls and writes the file it is told to."""
+    """A stand-in for the compiler counts its calls and makes an empty library."""
     calls = tmp_path / "calls"
     compiler = tmp_path / "compiler"
     compiler.write_text(
-        f'#!/bin/sh\necho x >> {calls}\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+        f'#!/bin/sh\necho x >> {calls}\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'{shutil.which("g++")} -shared -x c /dev/null -o "$2"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from service.device.parallel.decoder import ParallelDecoder
 from service.device.parallel.ranks import RankFailed
 from telemetry.facts.reasons import StepFailure
 from tests.support.models.parity import Engine
-from tests.support.models.ranked import ARCHITECTURES, engine_of, logits_of, model_in
+from tests.support.models.ranked import (
+    ARCHITECTURES,
+    DUMMY,
+    engine_of,
+    logits_of,
+    model_in,
+)
 from tests.support.servers.server import Server, eventually
 
 pytestmark = pytest.mark.long
@@ -56,6 +63,16 @@ def test_two_ranks_give_the_logits_of_one(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
     assert is_gone(pid)
     assert lost == []
+
+
+def test_ranks_that_have_met_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be killed at any time, and nobody would clean up."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with engine_of(DUMMY, 2) as loaded:
+        assert list(tmp_path.iterdir()) == []
+        assert logits_of(loaded)[1].isfinite().all()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

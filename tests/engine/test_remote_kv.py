@@ -14,7 +14,7 @@ from service.engine.inbox import AdmitKv, FailKv, FlushCache, Pause, ReleaseKv, 
 from service.engine.kv.blocks import BlockPool
 from service.engine.limits_record import record_of
 from service.engine.plan import Sample
-from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted
+from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted, SequenceQueued
 from telemetry.facts.fleet.kv_transfer_records import (
     KvAdmitted,
     KvFault,
@@ -305,6 +305,23 @@ def test_every_decision_on_kv_is_replayed(depth: int) -> None:
     (run,) = read_runs([started(world), *world.facts])
     identity = replay_exactly(run)
     assert identity.difference is None, identity.difference
+
+
+def test_kv_of_a_sequence_whose_submission_was_lost_is_left_out_of_its_record() -> None:
+    world = World()
+    lost = ask(world)
+    arrive(world, lost)
+    world.run()
+    kept = ask(world, epoch=8)
+    arrive(world, kept, 8)
+    world.run()
+    is_lost = [isinstance(fact, SequenceQueued) and fact.seq_id == lost for fact in world.facts]
+    facts = [fact for fact, gone in zip(world.facts, is_lost, strict=True) if not gone]
+    (run,) = read_runs([started(world), *facts])
+
+    commands = [command for turn in run.iterations for command in turn.commands]
+    assert [one.seq_id for one in commands if isinstance(one, AdmitKv)] == [kept]
+    assert set(run.sequences) == {kept}
 
 
 def test_a_pool_that_gives_a_block_to_two_says_so() -> None:

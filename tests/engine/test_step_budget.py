@@ -21,7 +21,7 @@ from service.engine.planning.budget import (
     predicted_ns,
 )
 from service.engine.planning.targets import Bounds
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 from tests.support.worlds.engine_world import World
 
 MS = 1_000_000
@@ -79,7 +79,7 @@ COSTS = st.builds(
     spread=st.floats(1.0, 1.3),
 )
 LOADS = st.builds(
-    lambda rows, context: Load(0, 0.0, rows, rows, context, rows),
+    lambda rows, context: StepLoad(0, 0.0, rows, rows, context, rows),
     st.integers(0, 64),
     st.integers(0, 50_000),
 )
@@ -103,7 +103,12 @@ def fill(time: PromptTime, remaining: list[int], cap: int) -> list[tuple[int, in
     remaining=st.lists(st.integers(1, 4000), min_size=1, max_size=4), cap=st.integers(1, 4096),
 )  # fmt: skip
 def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
-    cost: SetStepCost, decodes: Load, target_ns: int, overdue: bool, remaining: list[int], cap: int
+    cost: SetStepCost,
+    decodes: StepLoad,
+    target_ns: int,
+    overdue: bool,
+    remaining: list[int],
+    cap: int,
 ) -> None:
     costs = StepCostModel()
     costs.set(cost)
@@ -131,7 +136,7 @@ def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
 @settings(max_examples=200, deadline=None)
 @given(cost=COSTS, decodes=LOADS, target_ns=st.integers(1, 10**9), context=st.integers(0, 8000))
 def test_a_step_has_no_room_for_another_tile_while_a_prompt_waits(
-    cost: SetStepCost, decodes: Load, target_ns: int, context: int
+    cost: SetStepCost, decodes: StepLoad, target_ns: int, context: int
 ) -> None:
     costs = StepCostModel()
     costs.set(cost)
@@ -151,7 +156,7 @@ def test_where_prompts_at_all_make_a_step_late_it_computes_a_share_of_them() -> 
     costs.set(SetStepCost(base_ns=2 * MS, prefill_token_ns=1_000, decode_row_ns=0, mixed_ns=4 * MS))
 
     def tokens(target_ms: int) -> int:
-        time = costs.prompt_time(Load(0, 0.0, 8, 8, 0, 8), Bounds(target_ms * MS), False)
+        time = costs.prompt_time(StepLoad(0, 0.0, 8, 8, 0, 8), Bounds(target_ms * MS), False)
         assert time is not None
         return time.tokens(4000, 0, 4000)
 
@@ -163,7 +168,7 @@ def test_a_prompt_that_a_part_of_the_margin_finishes_waits_for_no_other_step() -
     """100 ms less a margin of 20 are 80; 24 decodes leave 56 tokens, and 6 more for the end."""
     costs = StepCostModel()
     costs.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS, spread=1.25))
-    decodes = Load(0, 0.0, 24, 24, 0, 24)
+    decodes = StepLoad(0, 0.0, 24, 24, 0, 24)
 
     def tokens(remaining: int, others: tuple[int, ...] = ()) -> int:
         time = costs.prompt_time(decodes, Bounds(100 * MS), False)
@@ -183,7 +188,7 @@ def test_a_prompt_has_the_bound_of_its_class() -> None:
     costs.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS, spread=1.25))
     voice, batch = 150 * MS, 2000 * MS
     bounds = Bounds(100 * MS, {voice: 75 * MS, batch: 60 * MS})
-    time = costs.prompt_time(Load(0, 0.0, 20, 20, 0, 20), bounds, False)
+    time = costs.prompt_time(StepLoad(0, 0.0, 20, 20, 0, 20), bounds, False)
     assert time is not None
 
     assert bounds.tightest_ns == 60 * MS
@@ -198,7 +203,7 @@ def test_a_prompt_has_the_bound_of_its_class() -> None:
     tile_rows=st.sampled_from((8, 32)),
 )  # fmt: skip
 def test_a_step_ends_with_the_nearest_whole_tile(
-    cost: SetStepCost, decodes: Load, target_ns: int, remaining: int, tile_rows: int
+    cost: SetStepCost, decodes: StepLoad, target_ns: int, remaining: int, tile_rows: int
 ) -> None:
     costs, rows = StepCostModel(), decodes.decode_rows
     costs.set(cost)
@@ -339,7 +344,7 @@ def test_a_machine_that_is_twice_as_slow_halves_the_prompt_tokens_of_a_step() ->
     cost = StepCostModel()
     cost.set(SetStepCost(base_ns=0, prefill_token_ns=MS, decode_row_ns=MS))
     learn(cost, MS, 100)
-    load = Load(0, 0.0, 1, 1, 0, 1)
+    load = StepLoad(0, 0.0, 1, 1, 0, 1)
     usual = cost.prompt_time(load, Bounds(1000 * MS), False)
     learn(cost, 2 * MS, 12)
     slow = cost.prompt_time(load, Bounds(1000 * MS), False)

@@ -20,7 +20,7 @@ from service.engine.plan import Plan, PrefillChunk, StepOutcome
 from service.engine.planning.budget import predicted_ns
 from service.engine.warm_up import warm_up
 from service.process.engine_main import first_cost
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from tests.support.models.parity import Engine
 
@@ -168,7 +168,7 @@ def test_the_first_fit_predicts_the_next_steps(prefill_ns: int) -> None:
     found = first_cost(warm_up(device, limits, device.clock))
 
     for prompt, rows in ((0, 1), (0, 16), (64, 0), (64, 8), (300, 4)):
-        load = Load(prompt, prompt * prompt / 2, rows, rows, 100 * rows, rows)
+        load = StepLoad(prompt, prompt * prompt / 2, rows, rows, 100 * rows, rows)
         true_ns = cost.base_ns + prefill_ns * prompt + 10**6 * rows + 100_000 * rows
         assert predicted_ns(found, load) == pytest.approx(true_ns, rel=0.25)
 

@@ -7,7 +7,7 @@ import asyncio
 from service.composition.node import prefixes
 from service.composition.node.prefixes import PrefixesHere
 from service.fleet.routing.anchors import STRIDE_BLOCKS, anchor_of
-from service.fleet.routing.router_state import Book
+from service.fleet.routing.router_state import RouterState
 from service.fleet.routing.settings import RoutingSettings
 from service.process.frames import PrefixesHeld, WatchPrefixes
 from telemetry.facts.fleet.routing_records import EngineReported, PrefixChanges
@@ -54,7 +54,7 @@ def test_what_a_report_can_say_is_bounded() -> None:
 
 def test_after_300_messages_a_router_still_knows_the_first_of_10_000_anchors() -> None:
     """And a gateway that comes later is told the newest, and not that these are all."""
-    here, book = PrefixesHere(KEY), Book(RoutingSettings())
+    here, book = PrefixesHere(KEY), RouterState(RoutingSettings())
     peer, view = here.peer(), book.add("n0", 1, 16, 0)
     told, sizes = 0, [512] * 19 + [1] * 281
     for size in sizes:

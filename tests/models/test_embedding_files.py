@@ -14,7 +14,7 @@ from service.config.settings import ModelKind, ModelRef
 from service.engine.prompt_output import Pooling
 from service.gateway.errors import ApiError
 from service.gateway.generation.embeddings import pooled_output
-from service.gateway.ingest.schemas import EmbeddingWish
+from service.gateway.ingest.schemas import EmbeddingOptions
 from service.model_files.embedding_files import EmbeddingModel, embedding_model
 from telemetry.facts.engine_start import ModelShape
 from tests.support.worlds.metrics_world import engine_started
@@ -113,7 +113,7 @@ def test_a_prompt_before_every_input_is_refused(tmp_path: Path) -> None:
 def test_vectors_are_cut_only_where_the_model_was_trained_for_it(
     model: EmbeddingModel, dimensions: int, allowed: bool
 ) -> None:
-    wish = EmbeddingWish(dimensions=dimensions)
+    wish = EmbeddingOptions(dimensions=dimensions)
     started = msgspec.structs.replace(engine_started(), shape=SHAPE)
     if allowed:
         assert pooled_output(wish, model, started).dimensions == dimensions

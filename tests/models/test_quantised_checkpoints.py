@@ -4,12 +4,15 @@ give the logits of the same weights in float32, in every format and back end tha
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from service.config.settings import ConfigError
@@ -20,7 +23,9 @@ from service.device.quantization.linear import FLOATS
 from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank
 from service.device.weights.kept_summary import summarize
+from service.device.weights.quantised.name_pattern import name_pattern
 from service.device.weights.safetensors import SafetensorsWeights
+from tests.support.examples import examples
 from tests.support.models.kept_logits import (
     INTEGER_ERROR,
     native_logits,
@@ -167,7 +172,10 @@ def test_zero_biases_of_modules_without_a_bias_are_passed_over(tmp_path: Path) -
         ("packed, groups of 128", {"format": "marlin-24"}, "format 'marlin-24'"),
         ("packed, groups of 128", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ("packed, groups of 128", {"ignore": ["re:.*down_proj"]}, "down_proj was not quantised"),
-        ("packed, groups of 128", {"ignore": ["re:("]}, "ignore"),
+        ("packed, groups of 128", {"ignore": ["re:.*mlp.down_proj$"]}, "was not quantised"),
+        ("packed, groups of 128", {"ignore": ["re:("]}, "ignore 're:\\('"),
+        ("packed, groups of 128", {"ignore": ["re:(([a-z_.0-9])+)+$x"]}, "ignore .*the modules"),
+        ("packed, groups of 128", {"ignore": ["re:.*[0-9]"]}, "ignore 're:"),
         ("packed, groups of 128", {"sparsity_config": {"format": "sparse"}}, "sparsity_config"),
         ("gptq, groups of 32", {"quant_method": "hqq"}, "hqq.*gptq, awq, fp8"),
     ],
@@ -180,6 +188,33 @@ def test_a_setting_that_is_not_obeyed_is_refused_by_name(
     folder = case.write(tmp_path / "model")
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         SafetensorsWeights(str(folder))
+
+
+PATTERNS = st.lists(
+    st.sampled_from(["lm_head", "mlp", "gate", ".", r"\.", ".*", "-", r"\-", "0", "_"]), max_size=6
+)
+NAMES = st.lists(st.sampled_from(["lm_head", "mlp", "gate", ".", "-", "0", "_", "x"]), max_size=6)
+
+
+@examples(300, 2000)
+@given(parts=PATTERNS, name=NAMES, anchors=st.sampled_from([("", ""), ("^", ""), ("", "$")]))
+def test_patterns_that_are_obeyed_mean_what_expressions_do(
+    parts: list[str], name: list[str], anchors: tuple[str, str]
+) -> None:
+    """Against Python's own, which compressed-tensors runs."""
+    expression, stem = "".join(parts).join(anchors), "".join(name)
+    pattern = name_pattern(expression)
+    assert pattern is not None
+    assert pattern.fits(stem) == (re.match(expression, stem) is not None)
+
+
+@pytest.mark.parametrize(
+    "ignored", ["re:.*lm_head", "re:visual.*", "re:model.visual.*", r"re:.*mlp\.gate$", "re:^mtp.*"]
+)
+def test_patterns_of_published_checkpoints_are_obeyed(ignored: str, tmp_path: Path) -> None:
+    case = packed(128)
+    case.config["ignore"] = [ignored]
+    SafetensorsWeights(str(case.write(tmp_path / "model")))
 
 
 def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:

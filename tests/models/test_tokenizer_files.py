@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
@@ -164,3 +165,134 @@ def test_unused_padding_beyond_the_embedding_is_left_out(tmp_path: Path) -> None
     larger = tiny_gguf(tmp_path / "larger.gguf", tokens=TINY.vocab + 8, unused=7)
     with pytest.raises(ConfigError, match=r"1 tokens .*'t512' \(512\)"):
         load_gguf(larger)
+
+
+# --- what a GGUF file does not state ---
+
+
+def vocabulary(path: Path, kind: str, tokens: list[str], rules: str = "", **ids: int) -> Path:
+    """A GGUF file with no more than a tokenizer: tokens in angles are control tokens, `ids` those
+    that the file names."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token[0] in "<[" else 1 for token in tokens])
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_merges([])
+    if rules:
+        writer.add_tokenizer_pre(rules)
+    for name, token_id in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "ends"),
+    [
+        ("llama", ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"], (1, 4)),
+        ("gpt2", ["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], (1, 2, 3)),
+        ("gpt2", ["<|start_of_role|>", "<|end_of_text|>"], (1,)),
+        ("llama", ["<s>", "</s>", "<EOT>", "<|user|>", "<|end|>", "<|endoftext|>"], (1, 2, 4, 5)),
+        ("gpt2", ["<|im_start|>", "<|endoftext|>", "<|im_end|>"], (1, 2)),
+        ("gpt2", ["<a>", "<\uff5cend\u2581of\u2581sentence\uff5c>"], (1,)),
+    ],
+    ids=["Gemma", "Llama 3", "Granite", "Phi-3", "Qwen", "DeepSeek"],
+)
+def test_a_control_token_that_ends_a_turn_in_a_known_family_ends_the_text(
+    kind: str, tokens: list[str], ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Though the file names only eos, which many models never write."""
+    tokenizer = load_gguf(vocabulary(tmp_path / "model.gguf", kind, [*tokens, "a"], eos=1))
+    assert sorted(tokenizer.eos_token_ids) == list(ends)
+
+
+@pytest.mark.parametrize(
+    ("rules", "ids"),
+    [("llama-bpe", [2, 0]), ("llama3", [2, 0]), ("llama-v3", [2, 0]), ("qwen2", [0]), ("", [0])],
+)
+def test_prompts_begin_with_bos_where_the_pre_tokenizer_is_llama_3_s(
+    rules: str, ids: list[int], tmp_path: Path
+) -> None:
+    """Files of it are often silent on that; llama.cpp knows it too."""
+    tokens = ["a", "b", "<|begin_of_text|>"]
+    path = vocabulary(tmp_path / "model.gguf", "gpt2", tokens, rules, bos=2)
+    assert load_gguf(path).encode("a") == ids
+
+
+# --- the blank before a text ---
+
+_PREPEND = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+    ],
+}
+_STRIP = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+}
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    """A pre-tokenizer or a decoder."""
+    return {
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True,
+    }  # fmt: skip
+
+
+def pieces(folder: Path, more: tuple[str, ...] = (), **parts: Any) -> Path:
+    """A tokenizer.json of pieces and bytes, with these parts."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for piece in ("\u2581", "h", "i", "hi", "\u2581hi", *more):
+        vocab[piece] = len(vocab)
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text("{}")
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "vocab": vocab,
+        "merges": ["h i", "\u2581 hi"],
+    }  # fmt: skip
+    described = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": model, **parts,
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return folder
+
+
+LLAMA_2 = {"normalizer": _PREPEND, "decoder": _STRIP}
+PREPENDS = {"pre_tokenizer": metaspace("always"), "decoder": metaspace("always")}
+NEVER_PREPENDS = {"pre_tokenizer": metaspace("never"), "decoder": metaspace("never")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "texts"),
+    [
+        (LLAMA_2, ["hi hi", "hi", "hi\nhi", "", " hi", "  hi\nhi"]),
+        (PREPENDS, ["hi hi", "hi", "hi\nhi", ""]),  # to a text with a blank it adds none
+        (NEVER_PREPENDS, ["hi hi", "hi", "hi\nhi", "", " hi", "  hi\nhi"]),
+    ],
+    ids=["Llama 2", "prepends", "never prepends"],
+)
+def test_a_text_and_its_tokens_round_trip(parts: Any, texts: list[str], tmp_path: Path) -> None:
+    """The blank that is put before a text is taken away again, and no other one."""
+    tokenizer = load(pieces(tmp_path / "model", **parts))
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
+
+
+def test_a_token_that_is_called_metaspace_changes_no_text(tmp_path: Path) -> None:
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    shown = {"type": "Sequence", "decoders": _STRIP["decoders"][:3]}
+    parts = {"normalizer": replaced, "decoder": shown}
+    tokenizer = load(pieces(tmp_path / "model", more=("Metaspace", "ByteLevel"), **parts))
+    assert tokenizer.decode(tokenizer.encode(" hi")) == " hi"

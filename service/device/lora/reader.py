@@ -6,7 +6,6 @@ the file lacks. Nothing pickled is opened.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from service.device.lora.weights import (
     module_parts,
 )
 from service.device.spec import ModelSpec
+from service.model_files.json_file import read_object
 from service.model_files.strict_keys import refuse_tensors
 
 MOST_RANK = 256
@@ -211,15 +211,9 @@ def _has(spec: ModelSpec, name: str) -> bool:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path} is missing; give the folder that PEFT's save_pretrained wrote")
-    try:
-        if path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise ConfigError(f"{path} is larger than {format_bytes(_MOST_CONFIG_BYTES)}")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return value
+    if path.stat().st_size > _MOST_CONFIG_BYTES:
+        raise ConfigError(f"{path} is larger than {format_bytes(_MOST_CONFIG_BYTES)}")
+    return read_object(path)
 
 
 def _open(folder: Path, most_bytes: int) -> Any:

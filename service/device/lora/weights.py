@@ -7,6 +7,7 @@ gate and up) are fused here too: their A lie one below the other, and each part'
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +15,8 @@ from enum import IntEnum
 import torch
 
 from service.device.spec import ModelSpec
+
+_DIGEST_BYTES = 16
 
 
 class Module(IntEnum):
@@ -78,3 +81,14 @@ class AdapterWeights:
     @property
     def bytes(self) -> int:
         return sum(one.bytes for layer in self.layers for one in layer.values())
+
+    @property
+    def digest(self) -> str:
+        """Computed at each call, in about a second a gigabyte."""
+        found = hashlib.blake2b(str(self.dtype).encode(), digest_size=_DIGEST_BYTES)
+        for index, layer in enumerate(self.layers):
+            for module, one in sorted(layer.items()):
+                for tensor in (one.down, one.up, one.scales):
+                    found.update(f"{index} {module} {list(tensor.shape)}".encode())
+                    found.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()

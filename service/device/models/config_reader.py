@@ -61,10 +61,11 @@ def layer_windows(
 ) -> tuple[int | None, ...]:
     """The window of each layer: those that `layer_types` names have it, or else those of which
     `is_local` says so. Raises ConfigError."""
-    kinds = config.take("layer_types")
-    if kinds is None:
+    if config.peek("layer_types") is None:
+        config.take("layer_types")
         return windows_where(window, [is_local(layer) for layer in range(layers)])
-    unknown = sorted({str(kind) for kind in kinds} - {_FULL, _SLIDING})
+    kinds = config.list_of("layer_types", str)
+    unknown = sorted(set(kinds) - {_FULL, _SLIDING})
     if unknown:
         raise config.refused("layer_types", unknown, "unknown attention")
     if len(kinds) != layers:
@@ -100,20 +101,22 @@ def read_spec(
     `rope` gets the context that the file states and the size of a head. Raises ConfigError."""
     if config.take("attention_bias") and not qkv_bias:
         raise config.refused("attention_bias", True, f"{family} models have no biases here")
-    heads, hidden = config.integer(keys.heads), config.integer(keys.hidden)
-    layers = config.integer(keys.layers)
-    stated_tokens = config.integer(keys.context_tokens, context_tokens)
-    head_dim = config.integer(keys.head_dim, head_dim or hidden // max(1, heads))
+    heads, hidden = config.size(keys.heads), config.size(keys.hidden)
+    layers = config.size(keys.layers)
+    stated_tokens = config.size(keys.context_tokens, context_tokens)
+    head_dim = config.size(keys.head_dim, head_dim or hidden // heads)
+    if head_dim % 2:
+        raise config.refused(keys.head_dim, head_dim, "values of a head are rotated in pairs")
     turns = rope(config, stated_tokens, head_dim)
     return ModelSpec(
         family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=config.integer(keys.kv_heads, heads),
+        kv_heads=config.size(keys.kv_heads, heads),
         head_dim=head_dim,
-        ffn=config.integer(keys.ffn),
-        vocab=config.integer(keys.vocab),
+        ffn=config.size(keys.ffn),
+        vocab=config.size(keys.vocab),
         context_tokens=stretched_context(turns, stated_tokens),
         norm_eps=config.number(keys.norm_eps, norm_eps),
         rope=turns,

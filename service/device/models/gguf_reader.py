@@ -34,8 +34,14 @@ class GgufConfig:
     def integer(self, key: str, default: int | None = None) -> int:
         return self.stated.integer(f"{self.prefix}.{key}", default)
 
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        return self.stated.size(f"{self.prefix}.{key}", default, least)
+
     def number(self, key: str, default: float | None = None) -> float:
         return self.stated.number(f"{self.prefix}.{key}", default)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        return self.stated.positive(f"{self.prefix}.{key}", default)
 
     def take(self, key: str, default: object = None) -> object:
         return self.stated.take(f"{self.prefix}.{key}", default)
@@ -60,26 +66,25 @@ def read_gguf_spec(
     file = config.file
     if config.integer("expert_count", 0) > 0:
         raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
-    heads = config.integer("attention.head_count")
-    hidden = config.integer("embedding_length")
-    layers = config.integer("block_count") if layers is None else layers
+    heads = config.size("attention.head_count")
+    hidden = config.size("embedding_length")
+    layers = config.size("block_count") if layers is None else layers
     embedding = file.tensors.get(config.names.stored(EMBEDDING))
     if embedding is None:
         raise ConfigError(f"{file.path} has no tensor {config.names.stored(EMBEDDING)}")
-    head_dim, dims = _head_dim(config, hidden // max(1, heads), rotates_in_part)
-    context_tokens = config.integer("context_length")
+    head_dim, dims = _head_dim(config, hidden // heads, rotates_in_part)
+    context_tokens = config.size("context_length")
     rope = _read_rope(config, dims, context_tokens)
     context_tokens = stretched_context(rope, context_tokens)
-    window = config.integer("attention.sliding_window", 0) or None
-    eos = file.metadata.get("tokenizer.ggml.eos_token_id")
+    window = config.size("attention.sliding_window", 0, least=0) or None
     return ModelSpec(
         family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=config.integer("attention.head_count_kv", heads),
+        kv_heads=config.size("attention.head_count_kv", heads),
         head_dim=head_dim,
-        ffn=config.integer(ffn_key),
+        ffn=config.size(ffn_key),
         vocab=embedding.shape[0],
         context_tokens=context_tokens,
         norm_eps=config.number("attention.layer_norm_rms_epsilon"),
@@ -88,30 +93,39 @@ def read_gguf_spec(
         qk_norm=config.has_tensor("model.layers.0.self_attn.q_norm.weight"),
         tied_embeddings=not config.has_tensor(HEAD),
         layer_windows=windows_where(window, [True] * layers),
-        eos_token_ids=() if eos is None else (int(eos),),
+        eos_token_ids=_end_tokens(file),
     )
+
+
+def _end_tokens(file: GgufFile) -> tuple[int, ...]:
+    """Raises ConfigError."""
+    key = "tokenizer.ggml.eos_token_id"
+    stated = StrictKeys(file.path, {key: file.metadata.get(key)})
+    return () if stated.peek(key) is None else (stated.integer(key),)
 
 
 def _head_dim(config: GgufConfig, usual: int, rotates_in_part: bool) -> tuple[int, int | None]:
     """The size of heads of queries, keys and values, and how much of it is rotated, None for all.
     Raises ConfigError."""
-    size = config.integer("attention.key_length", usual)
+    size = config.size("attention.key_length", usual)
     values = config.integer("attention.value_length", size)
     dims = config.integer("rope.dimension_count", size)
+    if size % 2:
+        raise config.refused("attention.key_length", size, "values of a head are rotated in pairs")
     if values != size:
         raise config.refused("attention.value_length", values, f"heads are of {size} values")
     if dims == size:
         return size, None
-    if rotates_in_part and 0 < dims < size:
+    if rotates_in_part and 0 < dims < size and dims % 2 == 0:
         return size, dims
     raise config.refused("rope.dimension_count", dims, f"heads of {size} are rotated whole")
 
 
 def _read_rope(config: GgufConfig, dims: int | None, context_tokens: int) -> Rope:
-    theta = config.number("rope.freq_base", 10_000.0)
+    theta = config.positive("rope.freq_base", 10_000.0)
     kind = config.take("rope.scaling.type", "none")
-    factor = config.number("rope.scaling.factor", 1.0)
-    original = config.integer("rope.scaling.original_context_length", 0)
+    factor = config.positive("rope.scaling.factor", 1.0)
+    original = config.size("rope.scaling.original_context_length", 0, least=0)
     if _ROPE_FREQUENCIES in config.file.tensors:
         return _llama3_rope(config.file, theta, original or Rope().original_context_tokens)
     if kind == "none":
@@ -128,8 +142,8 @@ def _read_rope(config: GgufConfig, dims: int | None, context_tokens: int) -> Rop
             factor=factor,
             original_context_tokens=original or context_tokens,
             magnitude=yarn_magnitude(factor),
-            beta_fast=config.number("rope.scaling.yarn_beta_fast", Rope().beta_fast),
-            beta_slow=config.number("rope.scaling.yarn_beta_slow", Rope().beta_slow),
+            beta_fast=config.positive("rope.scaling.yarn_beta_fast", Rope().beta_fast),
+            beta_slow=config.positive("rope.scaling.yarn_beta_slow", Rope().beta_slow),
         )
     raise ConfigError(f"{config.file.path}: rope scaling {kind!r} is not supported")
 

@@ -17,6 +17,11 @@ from service.device.quantization.linear import Linear, MatrixFormat
 from service.device.quantization.precision import Precision
 
 
+def kept_kinds(matrices: MatrixFormat) -> Collection[KeptKind]:
+    """The forms in which matrices stay as a checkpoint stores them."""
+    return matrices.kinds if isinstance(matrices, KeptFormat) else ()
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixReader:
     """Reads matrices of `source` for one back end."""

@@ -23,10 +23,10 @@ from service.device.lora.torch_adapters import (
 )
 from service.device.lora.weights import Module
 from service.device.models.layers import LayerWeights, load_layer, load_norm
-from service.device.models.matrices import MatrixReader
+from service.device.models.matrices import MatrixReader, kept_kinds
 from service.device.models.ops import LayerOps, PlainOps
 from service.device.models.tensors import HEAD
-from service.device.models.weight_source import WeightSource, checked
+from service.device.models.weight_source import WeightSource, checked, reading
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision, rounded
 from service.device.rope import RopeTable
@@ -101,10 +101,12 @@ class Decoder:
             return precision.convert(checked(source.tensor(name), name, shape)).to(device)
 
         self._layers: list[LayerWeights] = []
-        for index in range(spec.layers):
-            if index % max(1, spec.layers // 4) == 0:
-                progress(f"loading weights, layer {index} of {spec.layers}")
-            self._layers.append(load_layer(source, index, precision, matrices, device, partition))
+        with reading(source, kept_kinds(matrices)):
+            for index in range(spec.layers):
+                if index % max(1, spec.layers // 4) == 0:
+                    progress(f"loading weights, layer {index} of {spec.layers}")
+                layer = load_layer(source, index, precision, matrices, device, partition)
+                self._layers.append(layer)
         self._norm = load_norm(source, "model.norm.weight", precision).to(device)
         embedding = get("model.embed_tokens.weight", spec.vocab, spec.hidden)
         if spec.tied_embeddings:

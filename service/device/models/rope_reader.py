@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from service.config.settings import ConfigError
 from service.device.models.config_keys import ROPE
 from service.device.rope import longrope_magnitude, yarn_magnitude
@@ -9,6 +11,8 @@ from service.device.spec import Rope, RopeScaling
 from service.model_files.strict_keys import StrictKeys
 
 _THETA = 10_000.0
+_SHARE = "partial_rotary_factor"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(
@@ -28,13 +32,21 @@ def read_rope(
     scaling = new if not new.is_empty else old
     if scaling is new and not old.is_empty:
         raise config.refused("rope_scaling", "beside rope_parameters", "state one of the two")
-    theta = config.number("rope_theta", _THETA)
-    dims = None
-    if in_part:
-        share = config.number("partial_rotary_factor", 1.0)
-        share = scaling.number("partial_rotary_factor", share)
-        dims = int(head_dim * share)
+    theta = config.positive("rope_theta", _THETA)
+    dims = _rotated_dims(config, scaling, head_dim) if in_part else None
     return rope_of(scaling, theta, context_tokens, original_tokens, dims)
+
+
+def _rotated_dims(config: StrictKeys, scaling: StrictKeys, head_dim: int) -> int:
+    """Values of a head that `partial_rotary_factor` says. Raises ConfigError."""
+    stated = scaling if scaling.states(_SHARE) else config
+    share = scaling.number(_SHARE, config.number(_SHARE, 1.0))
+    dims = int(head_dim * share) if 0 < share <= 1 else 0
+    if dims == 0 or dims % 2:
+        raise stated.refused(
+            _SHARE, share, f"a share of a head's {head_dim} values that are pairs is expected"
+        )
+    return dims
 
 
 def rope_of(
@@ -45,25 +57,17 @@ def rope_of(
     dims: int | None = None,
 ) -> Rope:
     """What one object says; every key of it is obeyed or refused. Raises ConfigError."""
-    theta = scaling.number("rope_theta", theta)
+    theta = scaling.positive("rope_theta", theta)
     kinds = (scaling.take("rope_type"), scaling.take("type"))
     kind = kinds[0] or kinds[1] or "default"
     match kind:
         case "default":
             rope = Rope(theta=theta, dims=dims)
         case "linear":
-            factor = scaling.number("factor")
+            factor = scaling.positive("factor")
             rope = Rope(theta=theta, dims=dims, scaling=RopeScaling.LINEAR, factor=factor)
         case "llama3":
-            rope = Rope(
-                theta=theta,
-                dims=dims,
-                scaling=RopeScaling.LLAMA3,
-                factor=scaling.number("factor"),
-                low_freq_factor=scaling.number("low_freq_factor"),
-                high_freq_factor=scaling.number("high_freq_factor"),
-                original_context_tokens=scaling.integer("original_max_position_embeddings"),
-            )
+            rope = _llama3(scaling, theta, dims)
         case "yarn":
             rope = _yarn(scaling, theta, context_tokens, dims)
         case "longrope" | "su" if original_tokens is not None and dims is not None:
@@ -81,12 +85,30 @@ def stretched_context(rope: Rope, context_tokens: int) -> int:
     return max(context_tokens, int(rope.original_context_tokens * rope.factor))
 
 
+def _llama3(scaling: StrictKeys, theta: float, dims: int | None) -> Rope:
+    low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
+    if high <= low:
+        raise scaling.refused("high_freq_factor", high, f"low_freq_factor is {low}")
+    return Rope(
+        theta=theta,
+        dims=dims,
+        scaling=RopeScaling.LLAMA3,
+        factor=scaling.positive("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_context_tokens=scaling.size(_ORIGINAL),
+    )
+
+
 def _yarn(scaling: StrictKeys, theta: float, context_tokens: int, dims: int | None) -> Rope:
-    original = scaling.integer("original_max_position_embeddings", context_tokens)
-    factor = scaling.number("factor", context_tokens / original)
+    if theta <= 1:
+        raise scaling.refused("rope_theta", theta, "YaRN has a base above 1")
+    original = scaling.size(_ORIGINAL, context_tokens)
+    factor = scaling.positive("factor", context_tokens / original)
     # DeepSeek's two weights stand for a quotient of two magnitudes
-    weight = scaling.number("mscale", 0.0)
-    weight_of_all = scaling.number("mscale_all_dim", 0.0)
+    weight, weight_of_all = (scaling.number(key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    if min(weight, weight_of_all) < 0:
+        raise scaling.refused("mscale", weight, "a number from 0 on is expected")
     magnitude = yarn_magnitude(factor)
     if weight and weight_of_all:
         magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, weight_of_all)
@@ -97,8 +119,8 @@ def _yarn(scaling: StrictKeys, theta: float, context_tokens: int, dims: int | No
         factor=factor,
         original_context_tokens=original,
         magnitude=scaling.number("attention_factor", magnitude),
-        beta_fast=scaling.number("beta_fast", Rope().beta_fast),
-        beta_slow=scaling.number("beta_slow", Rope().beta_slow),
+        beta_fast=scaling.positive("beta_fast", Rope().beta_fast),
+        beta_slow=scaling.positive("beta_slow", Rope().beta_slow),
         whole_dims=scaling.flag("truncate", True),
     )
 
@@ -110,8 +132,8 @@ def _longrope(
     original: int,
     dims: int,
 ) -> Rope:
-    scaling.take("original_max_position_embeddings")  # the key beside the scaling decides
-    factor = scaling.number("factor", context_tokens / original)
+    scaling.take(_ORIGINAL)  # the key beside the scaling decides
+    factor = scaling.positive("factor", context_tokens / original)
     return Rope(
         theta=theta,
         dims=dims,
@@ -124,11 +146,9 @@ def _longrope(
 
 
 def _divisors(scaling: StrictKeys, key: str, count: int) -> tuple[float, ...]:
-    values = scaling.take(key)
-    if not isinstance(values, list) or not all(
-        isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in values
-    ):
-        raise scaling.refused(key, values, "a list of divisors is expected")
+    values = scaling.list_of(key, int, float)
+    if not all(0 < one < math.inf for one in values):
+        raise scaling.refused(key, values, "divisors are above 0")
     if len(values) != count:
         raise scaling.refused(key, values, f"{count} pairs of a head are rotated")
     return tuple(float(one) for one in values)

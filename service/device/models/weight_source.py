@@ -7,11 +7,14 @@ rotary pairs head_dim / 2 apart. Who answers is in `service.device.weights`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from service.config.settings import ConfigError
+from service.device.quantization.kept_kinds import KeptKind
 from service.device.spec import ModelSpec
 
 
@@ -22,6 +25,33 @@ class WeightSource(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def tensor(self, name: str) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A source that reads the next layer while one is converted."""
+
+    def begin_reading(self, keeps: Collection[KeptKind]) -> None:
+        """All tensors will be asked for, layer by layer, but for matrices of the kinds that
+        `keeps` has, which are asked for as they are stored."""
+        ...
+
+    def end_reading(self) -> None:
+        """Nothing more will be asked for: what was read ahead is dropped."""
+        ...
+
+
+@contextmanager
+def reading(source: WeightSource, keeps: Collection[KeptKind]) -> Iterator[None]:
+    """While a back end that keeps matrices of some kinds loads all weights."""
+    if not isinstance(source, ReadsAhead):
+        yield
+        return
+    source.begin_reading(keeps)
+    try:
+        yield
+    finally:
+        source.end_reading()
 
 
 def checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:

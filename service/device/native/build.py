@@ -6,6 +6,7 @@ is shipped. It takes some seconds and a C++ compiler; without one the caller use
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -33,12 +34,16 @@ class NoNativeLibrary(Exception):
 
 
 def library_path(progress: Callable[[str], None]) -> Path:
-    """The compiled library, compiled now if need be. Raises NoNativeLibrary."""
+    """The compiled library, compiled now if need be; it can be loaded. Raises NoNativeLibrary."""
     compiler = _find_compiler()
-    path = _cache_folder() / f"decoder-{_fingerprint(compiler)}.so"
-    if not path.exists():
-        progress("compiling the native decoder for this CPU, once")
-        _compile(compiler, path)
+    try:
+        path = _cache_folder() / f"decoder-{_fingerprint(compiler)}.so"
+        if not path.exists():
+            progress("compiling the native decoder for this CPU, once")
+            _compile(compiler, path)
+        ctypes.CDLL(str(path))  # a file system may run nothing that lies on it
+    except (OSError, RuntimeError) as error:
+        raise NoNativeLibrary(f"{error}; XDG_CACHE_HOME may name another cache folder") from error
     return path
 
 
@@ -53,6 +58,7 @@ def _find_compiler() -> str:
 
 
 def _cache_folder() -> Path:
+    """Raises RuntimeError where there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phasescope" / "native"
 
@@ -79,7 +85,8 @@ def _cpu() -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile to a temporary file and move it into place, so that two servers may start at once."""
+    """Compile to a temporary file and move it into place, so that two servers may start at once.
+    Raises NoNativeLibrary, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / path.name

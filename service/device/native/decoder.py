@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from threading import Semaphore
 
 import torch
 
 from service.device.inputs import StepInputs
 from service.device.models.layers import load_norm
 from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM
-from service.device.models.weight_source import WeightSource, checked
+from service.device.models.weight_source import WeightSource, checked, reading
 from service.device.native.adapters import NativeAdapters, packed_segments
 from service.device.native.cache import NativeKvCache
 from service.device.native.kept_weights import MatrixPart, common_order, pack_parts
@@ -31,6 +32,7 @@ from service.device.rope import rope_table
 from service.device.spec import Feature, Gate, ModelSpec
 
 _MODEL = -1  # instead of a layer's number
+_MOST_READ = 2
 FEATURES = frozenset(
     {
         Feature.QKV_BIAS,
@@ -61,8 +63,6 @@ def unsupported(spec: ModelSpec) -> str | None:
         return f"the C++ decoder does not compute {missing}"
     if spec.heads % spec.kv_heads != 0:
         return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
-    if spec.rotary_dims % 2 != 0:
-        return f"{spec.rotary_dims} values of a head have no pairs to rotate"
     return None
 
 
@@ -174,7 +174,8 @@ class NativeDecoder:
 
 
 class _Loader:
-    """Reads, checks, rounds and packs weights. A thread packs one while the next is read."""
+    """Reads, checks, rounds and packs weights. A thread packs one matrix while the next is read:
+    no more than `_MOST_READ` wait or are packed, since each is in memory as floats."""
 
     def __init__(
         self,
@@ -191,11 +192,12 @@ class _Loader:
         self._rounding = rounding
         self._kinds = KERNELS[WeightsBackend.NATIVE] if keeps else {}
         self._packer = ThreadPoolExecutor(1, "phasescope-pack")
-        self._packed: list[Future[None]] = []
+        self._room = Semaphore(_MOST_READ)
+        self._failure: Exception | None = None
 
     def load(self, max_tokens: int, progress: Callable[[str], None]) -> None:
         spec = self._spec
-        with self._packer:
+        with self._packer, reading(self._source, self._kinds):
             self._matrix(_MODEL, MatrixName.EMBEDDING, "model.embed_tokens", spec.vocab)
             for index in range(spec.layers):
                 if index % max(1, spec.layers // 4) == 0:
@@ -203,8 +205,7 @@ class _Loader:
                 self._layer(index)
             if not spec.tied_embeddings:
                 self._matrix(_MODEL, MatrixName.HEAD, "lm_head", spec.vocab)
-        for packed in self._packed:
-            packed.result()
+        self._raise_failure()
         self._norm(_MODEL, NormName.FINAL, "model.norm")
         for which, rope in enumerate((spec.rope, spec.local_rope)):
             if rope is not None:
@@ -248,11 +249,26 @@ class _Loader:
         inputs: int,
         biased: bool = False,
     ) -> list[MatrixPart]:
-        """One matrix of the outputs of several, each kept where it can be."""
+        """One matrix of the outputs of several, each kept where it can be. Raises what an earlier
+        one could not be packed for."""
+        self._room.acquire()
+        self._raise_failure()
         parts = [self._part(stem, outputs, inputs, biased) for stem, outputs in projections]
-        packed = self._packer.submit(pack_parts, self._library, layer, name, parts, self._plain)
-        self._packed.append(packed)
+        self._packer.submit(self._pack, layer, name, parts)
         return parts
+
+    def _pack(self, layer: int, name: MatrixName, parts: list[MatrixPart]) -> None:
+        try:
+            if self._failure is None:
+                pack_parts(self._library, layer, name, parts, self._plain)
+        except Exception as error:  # the thread that reads raises it
+            self._failure = error
+        finally:
+            self._room.release()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _part(self, stem: str, outputs: int, inputs: int, biased: bool) -> MatrixPart:
         name = f"{stem}.weight"

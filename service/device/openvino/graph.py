@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from service.config.settings import ConfigError
-from service.device.models.weight_source import WeightSource, checked
+from service.device.models.weight_source import WeightSource, checked, reading
 from service.device.openvino.runtime import load_runtime
+from service.device.quantization.kept_formats import KERNELS, WeightsBackend
 from service.device.quantization.rows import quantize_rows
 from service.device.rope import rope_table
 from service.device.spec import Feature, ModelSpec
@@ -72,7 +73,9 @@ def build_graph(
     `rounding` is the dtype that all weights are rounded to first, `max_tokens` bounds
     positions. Raises ConfigError.
     """
-    return _Builder(source, max_tokens, rounding, storage).build(progress)
+    builder = _Builder(source, max_tokens, rounding, storage)
+    with reading(source, KERNELS[WeightsBackend.OPENVINO]):
+        return builder.build(progress)
 
 
 def cache_inputs(layer: int) -> tuple[str, str]:

@@ -83,6 +83,7 @@ def with_ranks(
         own = backend.load()
         ranks.wait_loaded()
         collectives.init_group(ranks.rendezvous, clock)
+        ranks.wait_met()
         return ParallelDecoder(own, collectives, ranks)
 
     def make_pages(blocks: int) -> KvCache:

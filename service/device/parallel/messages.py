@@ -39,6 +39,10 @@ class NotLoaded(msgspec.Struct, frozen=True, tag=True):
     is_config: bool
 
 
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """The rank has found all others."""
+
+
 class MakePages(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Steps are run on so many pages from now on; those of before are free."""
 
@@ -54,7 +58,7 @@ class PackedStep(msgspec.Struct, frozen=True, tag=True, array_like=True):
     prefills: tuple[SequenceSpan, ...]
 
 
-Answer = Loaded | NotLoaded
+Answer = Loaded | NotLoaded | Met
 Order = MakePages | PackedStep
 _encode = msgspec.msgpack.Encoder().encode
 _join: msgspec.msgpack.Decoder[Join] = msgspec.msgpack.Decoder(Join)

@@ -23,7 +23,14 @@ import torch
 
 from service.config.settings import ConfigError, EngineConfig
 from service.device.failures import failure_of
-from service.device.parallel.messages import Join, NotLoaded, pack, unpack_answer, unpack_times
+from service.device.parallel.messages import (
+    Join,
+    Met,
+    NotLoaded,
+    pack,
+    unpack_answer,
+    unpack_times,
+)
 from service.engine.executor import DeviceFailure
 from telemetry.facts.reasons import StepFailure
 
@@ -120,6 +127,15 @@ class Ranks:
             if self._first_end is not None:
                 raise RankFailed(self._first_end)
 
+    def wait_met(self) -> None:
+        """Until each has found all others: then nobody needs the rendezvous any more, but for
+        threads of NCCL, which look into it as long as they run. Raises RankFailed."""
+        for member in self._members:
+            answer = unpack_answer(self._receive(member))
+            assert isinstance(answer, Met), answer
+        if not self._on_gpus:
+            self._folder.cleanup()
+
     def send(self, message: bytes) -> None:
         """To each. Raises RankFailed."""
         for member in self._members:
@@ -170,6 +186,7 @@ class Ranks:
         if is_end_of_all:
             for other in self._members:
                 other.process.kill()
+            self._folder.cleanup()  # who is told may end at once
             self._on_lost(said)
 
 

@@ -21,6 +21,7 @@ from service.device.parallel.messages import (
     Join,
     Loaded,
     MakePages,
+    Met,
     NotLoaded,
     PackedStep,
     inputs_of,
@@ -67,6 +68,7 @@ def _run(connection: Connection) -> None:
     collectives = backend.collectives
     assert collectives is not None, "a single rank has no others"
     collectives.init_group(join.rendezvous, MonotonicClock())
+    connection.send_bytes(pack(Met()))
     settle_collector()
     try:
         _serve(connection, backend, decoder, device)

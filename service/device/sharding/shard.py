@@ -15,14 +15,15 @@ A head that is tied to the embedding becomes one of its own: a slice of the embe
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
 
 from service.config.settings import ConfigError
 from service.device.models.tensors import tensor_shape
-from service.device.models.weight_source import WeightSource, checked
-from service.device.quantization.kept_kinds import KeptForm
+from service.device.models.weight_source import ReadsAhead, WeightSource, checked
+from service.device.quantization.kept_kinds import KeptForm, KeptKind
 from service.device.quantization.kept_matrix import KeptMatrix, kept_form, kept_matrix
 from service.device.spec import Feature, ModelSpec
 from telemetry.facts.engine_start import ModelShape
@@ -131,6 +132,15 @@ class ShardedWeights:
                 f"which {self._rank.count} ranks cannot share; add --weights float, which widens it"
             )
         return part
+
+    def begin_reading(self, keeps: Collection[KeptKind]) -> None:
+        """Implements `ReadsAhead`."""
+        if isinstance(self._whole, ReadsAhead):
+            self._whole.begin_reading(keeps)
+
+    def end_reading(self) -> None:
+        if isinstance(self._whole, ReadsAhead):
+            self._whole.end_reading()
 
     def _stored(self, name: str) -> str:
         """A tied head is the embedding."""

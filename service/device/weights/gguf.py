@@ -3,12 +3,13 @@
 llama.cpp stores the query and key projections of some families with the rotary pairs
 interleaved; they are put back into halves here, so that the decoder knows one layout.
 
-While the decoder fuses and converts one layer, a thread dequantises the next: never more
-than one, so that the price is a layer's memory.
+While a decoder loads and converts one layer, a thread dequantises what it will ask for of the next:
+never more than one, so that the price is a layer's memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class GgufWeights:
         self._names = self._architecture.gguf_tensors
         shapes = {name: info.shape for name, info in self._file.tensors.items()}
         check_gguf(self._file.path, self._spec, self._names, shapes)
-        self._reader = ThreadPoolExecutor(1, "phasescope-weights")
+        self._reader: ThreadPoolExecutor | None = None
+        self._keeps: frozenset[KeptKind] = frozenset()
         self._ahead: dict[str, Future[torch.Tensor]] = {}
         self._layer = -1
 
@@ -69,17 +71,32 @@ class GgufWeights:
         blocks = self._file.raw(stored, self._order(name, place))
         return GgufMatrix(self._file.tensors[stored].kind, blocks)
 
+    def begin_reading(self, keeps: Collection[KeptKind]) -> None:
+        """Implements `ReadsAhead`."""
+        self._keeps, self._layer = frozenset(keeps), -1
+        self._reader = ThreadPoolExecutor(1, "phasescope-weights")
+
+    def end_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.shutdown(cancel_futures=True)
+        self._reader = None
+        self._ahead.clear()
+
     def _read_ahead(self, name: str) -> None:
         """At the first tensor of a layer, begin with the layer after it."""
         layer = layer_of(name)
-        if layer is None or layer == self._layer:
+        if self._reader is None or layer is None or layer == self._layer:
             return
         self._layer = layer
         for other in [n for n in self._ahead if layer_of(n) != layer]:
             self._ahead.pop(other).cancel()
         for following in tensor_names(self._spec):
-            if layer_of(following) == layer + 1:
+            if layer_of(following) == layer + 1 and not self._is_kept(following):
                 self._ahead[following] = self._reader.submit(self._load, following)
+
+    def _is_kept(self, name: str) -> bool:
+        form = self.kept_form(name)
+        return form is not None and form.kind in self._keeps
 
     def _load(self, name: str) -> torch.Tensor:
         place = self._names.place(self._spec, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from service.device.quantization.kept_matrix import KeptMatrix
 from service.device.spec import ModelSpec
 from service.device.weights.quantised.registry import read_scheme
 from service.device.weights.quantised.scheme import Module, Scheme, fold
+from service.model_files.json_file import read_object
 from service.model_files.strict_keys import StrictKeys
 
 
@@ -41,7 +42,7 @@ class SafetensorsWeights:
         self._folder = Path(folder)
         self._architecture, self._spec, self._scheme = _read(self._folder)
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
-        self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._where = _places(self._files)
         self._found, self._modules = self._headers()
         self._names = self._spelling()
         self._check()
@@ -158,12 +159,27 @@ def _open(path: Path) -> Any:
         raise ConfigError(f"{path} is not a whole safetensors file ({error})") from error
 
 
+def _places(files: Mapping[Path, Any]) -> dict[str, Path]:
+    """Which file has a tensor. Raises ConfigError where two have it."""
+    found: dict[str, Path] = {}
+    for path, file in files.items():
+        for name in file.keys():  # noqa: SIM118
+            other = found.setdefault(name, path)
+            if other is not path:
+                raise ConfigError(
+                    f"{path}: tensor {name} is in {other.name} too; one of the two files has to go"
+                )
+    return found
+
+
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = read_json(index).get("weight_map")
+        shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict):
             raise ConfigError(f"{index} has no weight_map")
+        if not all(isinstance(name, str) for name in shards.values()):
+            raise ConfigError(f"{index}: weight_map has values that are no names of files")
         return [folder / name for name in sorted(set(shards.values()))]
     single = folder / "model.safetensors"
     if single.exists():
@@ -176,23 +192,12 @@ def _weight_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return value
-
-
 def _read(folder: Path) -> tuple[Architecture, ModelSpec, Scheme | None]:
     """Every key of config.json is obeyed, known to be harmless, or refused. Raises ConfigError."""
     path = folder / "config.json"
-    config = StrictKeys(path, read_json(path))
-    architecture = architecture_of_config(path, (config.take("architectures") or ["(none)"])[0])
+    config = StrictKeys(path, read_object(path))
+    names = config.list_of("architectures", str) or ["(none)"]
+    architecture = architecture_of_config(path, names[0])
     scheme = read_scheme(config)
     spec = architecture.read_config(config, architecture.family)
     spec = replace(spec, eos_token_ids=_end_tokens(folder, config))
@@ -205,7 +210,7 @@ def _end_tokens(folder: Path, config: StrictKeys) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ends = read_end_tokens(config, ())
     if path.exists():
-        generation = StrictKeys(path, read_json(path))
+        generation = StrictKeys(path, read_object(path))
         ends = read_end_tokens(generation, ends)
         generation.finish(GENERATION)
     return ends

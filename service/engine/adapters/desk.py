@@ -42,6 +42,8 @@ from telemetry.facts.adapter_records import (
 )
 from telemetry.facts.reasons import EndReason
 
+_CHANGED = "its files have changed since they were read first; load it with replace"
+
 
 class AdapterDesk:
     """Belongs to the scheduler. `orders` gives what the device has to do, and `placed` and `failed`
@@ -85,6 +87,11 @@ class AdapterDesk:
         if command.error is not None:
             self.failed(command.number, AdapterStage.READ, command.error, command.read_ns)
             return
+        if adapter.bytes is not None and command.digest != adapter.digest:
+            # cached blocks were computed with the weights of before
+            self._orders.append(Forget(adapter.number))
+            self.failed(command.number, AdapterStage.READ, _CHANGED, command.read_ns)
+            return
         self._record(
             AdapterRead,
             number=command.number,
@@ -99,7 +106,7 @@ class AdapterDesk:
             return
         if adapter.bytes is None:
             self._take_name(adapter)
-        adapter.bytes = command.bytes
+        adapter.bytes, adapter.digest = command.bytes, command.digest
         if adapter.holds and command.bytes > adapter.held_bytes:
             self.registry.release(adapter)  # its files are not what they were
         if not adapter.holds and self.registry.fits(adapter):

@@ -25,8 +25,9 @@ class Adapter:
     """One known adapter.
 
     `bytes` is None until it has been read once; then it takes its name from adapter `replaces`, if
-    there is one. `held_bytes` what is reserved or taken of the
-    memory. `used_order` grows with each use. A `closed` one takes no new sequences.
+    there is one. `digest` is of what was read then, and does not change. `held_bytes` is what is
+    reserved or taken of the memory. `used_order` grows with each use. A `closed` one takes no new
+    sequences.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Adapter:
     source: str
     replaces: int | None = None
     bytes: int | None = None
+    digest: str = ""
     held_bytes: int = 0
     holds: bool = False
     state: State = State.ABSENT

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,11 @@ class CpuOffloadIndex:
         return self._kept[digest].slot
 
     def put(self, digest: bytes, tenant: str, now_ns: int) -> tuple[int | None, list[bytes]]:
-        """A slot for an evicted block, and the digests that were dropped.
+        """A slot for an evicted block, and the digests that were dropped, expired ones first.
 
         None when the block is kept already or every slot is pinned.
         """
-        dropped = self._drop_expired(now_ns)
+        dropped = self.drop_expired(now_ns)
         self._uses += 1
         if digest in self._kept:
             kept = self._kept[digest]
@@ -84,6 +84,23 @@ class CpuOffloadIndex:
         self._by_age[digest] = None
         self._of_tenant.setdefault(tenant, OrderedDict())[digest] = None
         return slot, dropped
+
+    def drop_expired(self, now_ns: int, most: int | None = None) -> list[bytes]:
+        """Drop what is older than the time to live, at most so many of the oldest; returned least
+        recently used first."""
+        if self._retention.ttl_ns is None:
+            return []
+        expired = takewhile(lambda one: self._expired(self._kept[one], now_ns), self._by_age)
+        old = sorted(islice(expired, most), key=lambda digest: self._kept[digest].used)
+        return [self._drop(digest) for digest in old]
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When the oldest block's time to live is over; None where none ever is."""
+        ttl_ns, oldest = self._retention.ttl_ns, next(iter(self._by_age), None)
+        if ttl_ns is None or oldest is None:
+            return None
+        return self._kept[oldest].since_ns + ttl_ns + 1
 
     def pin(self, digest: bytes) -> int:
         """Remove a block's entry and return its slot, which stays taken until `unpin`."""
@@ -116,14 +133,6 @@ class CpuOffloadIndex:
     def _expired(self, kept: _Entry, now_ns: int) -> bool:
         ttl_ns = self._retention.ttl_ns
         return ttl_ns is not None and now_ns - kept.since_ns > ttl_ns
-
-    def _drop_expired(self, now_ns: int) -> list[bytes]:
-        """Drop what is older than the time to live; least recently used first."""
-        if self._retention.ttl_ns is None:
-            return []
-        old = list(takewhile(lambda one: self._expired(self._kept[one], now_ns), self._by_age))
-        old.sort(key=lambda digest: self._kept[digest].used)
-        return [self._drop(digest) for digest in old]
 
     def _drop(self, digest: bytes) -> bytes:
         self._free.append(self.pin(digest))

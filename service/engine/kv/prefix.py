@@ -2,13 +2,16 @@
 
 A block's digest is a hash of its tokens and of the digest of the block before it, so equal
 digests mean equal prefixes. The chain starts from the cache's identity (model, tokenizer, cache
-dtype), the number of the request's adapter and its namespace (tenant and salt), so a block is only
-ever found by a request of the same identity, adapter and namespace. Hash-chained blocks with LRU
-eviction are vLLM's automatic prefix caching; the salt is its `cache_salt`.
+dtype), the number of the request's adapter (whose weights never change) and its namespace (tenant
+and salt), so a block is only ever found by a request of the same identity, adapter and namespace.
+Hash-chained blocks with LRU eviction are vLLM's automatic prefix caching; the salt is its
+`cache_salt`.
 
 Digests of evicted blocks are remembered for a while in the *ghost*: blocks of a prompt that are
 found there are hits that a larger cache would have had (the ghost list of ARC, Megiddo and Modha,
-FAST 2003, used here as a gauge instead of a policy).
+FAST 2003, used here as a gauge instead of a policy). A block whose time to live in CPU memory is
+over is in no ghost: a larger cache would not have it either. So nothing but who watches can tell
+when such blocks are dropped, and an engine may drop them while it is idle, which no record shows.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from service.engine.plan import BlockCopy, CopyKind
 _DIGEST_BYTES = 16
 _TOKEN_BYTES = 8
 _GHOST_FACTOR = 4
+_EXPIRED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +151,9 @@ class PrefixCache:
         slots = (
             [self._offload.pin(digest) for digest in match.host_digests] if self._offload else []
         )
-        if self._watch is not None:
-            for digest in match.host_digests:
-                self._watch.went(digest)
+        for digest in match.host_digests:
+            self._lost(digest)
+        self.drop_expired(now_ns)
         fresh = self.pool.allocate(blocks - len(match.blocks))
         for slot, block in zip(slots, fresh, strict=False):
             assert self._offload is not None
@@ -160,12 +164,26 @@ class PrefixCache:
     def grow(self, count: int, now_ns: int) -> list[int]:
         """`count` blocks without contents. Raises OutOfBlocks."""
         self._now_ns = now_ns
+        self.drop_expired(now_ns)
         return self.pool.allocate(count)
 
     def reserve(self, count: int, epoch: int, now_ns: int) -> list[int]:
         """`count` blocks for another engine to write, in quarantine. Raises OutOfBlocks."""
         self._now_ns = now_ns
+        self.drop_expired(now_ns)
         return self.pool.quarantine(count, epoch)
+
+    def drop_expired(self, now_ns: int, most: int | None = _EXPIRED_AT_ONCE) -> None:
+        """Forget blocks in CPU memory whose time to live is over: `most` of them at once, since it
+        takes time, or all."""
+        if self._offload is not None:
+            for digest in self._offload.drop_expired(now_ns, most):
+                self._lost(digest)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When `drop_expired` has something to do; None: never."""
+        return None if self._offload is None else self._offload.next_expiry_ns
 
     def register(self, digest: bytes, block: int, tenant: str, depth: int = 0) -> None:
         """`block` has the computed contents with this digest, and may be shared from now on. It is
@@ -227,6 +245,7 @@ class PrefixCache:
 
     def _evicted(self, block: int) -> None:
         """The pool evicts a cached block: it is offloaded, or remembered in the ghost."""
+        self.drop_expired(self._now_ns, None)  # whatever was dropped before, the rest is the same
         digest = self._digest_of.pop(block)
         del self._block_of[digest]
         tenant = self._tenant_of.pop(digest)
@@ -249,10 +268,17 @@ class PrefixCache:
             return False
         return self._offload.slot_of(digest) not in self._unready
 
+    def _lost(self, digest: bytes) -> None:
+        """CPU memory or the device has it no more; perhaps the other one has."""
+        if self._watch is not None and digest not in self._block_of:
+            self._watch.went(digest)
+
     def _remember(self, digest: bytes) -> None:
+        """It had to go to make room."""
+        if digest in self._block_of:
+            return
+        self._lost(digest)
         self._ghost[digest] = None
         self._ghost.move_to_end(digest)
-        if self._watch is not None:
-            self._watch.went(digest)
         if len(self._ghost) > self._ghost_limit:
             self._ghost.popitem(last=False)

@@ -26,7 +26,7 @@ from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan, StepOutcome
 from service.engine.planning.plan_load import load_of_plan
 from service.engine.planning.targets import Bounds
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 from telemetry.numbers.quantiles import median
 
 TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
@@ -38,7 +38,7 @@ RECENT_STEPS = 5  # their median: two long steps in a row are no slow machine
 _MOST_DRIFT = 4.0
 
 
-def predicted_ns(cost: SetStepCost, load: Load) -> float:
+def predicted_ns(cost: SetStepCost, load: StepLoad) -> float:
     """The time of a step by its fitted cost."""
     mixed_ns = cost.mixed_ns if load.prompt_tokens else 0
     return (
@@ -49,7 +49,7 @@ def predicted_ns(cost: SetStepCost, load: Load) -> float:
     )
 
 
-def drift_of(fitted: SetStepCost | None, steps: Sequence[tuple[Load, int]]) -> float:
+def drift_of(fitted: SetStepCost | None, steps: Sequence[tuple[StepLoad, int]]) -> float:
     """How much longer than by the fit the last steps took: the median of `RECENT_STEPS` loads
     and their ns. 1 without a fit, and while there were fewer."""
     if fitted is None or len(steps) < RECENT_STEPS:
@@ -76,7 +76,7 @@ class StepCostModel:
         self.drift = 1.0
         self.stretch = 1.0  # time of a step over the time of its prompts, in the last step
         self.score_row_ns = 0.0
-        self._steps: deque[tuple[Load, int]] = deque(maxlen=RECENT_STEPS)
+        self._steps: deque[tuple[StepLoad, int]] = deque(maxlen=RECENT_STEPS)
 
     def set(self, fitted: SetStepCost) -> None:
         """Use another fit from now on."""
@@ -104,7 +104,7 @@ class StepCostModel:
             return 0.0
         return self.drift * self.stretch * self.fitted.prefill_token_ns
 
-    def predicted_ns(self, load: Load) -> float | None:
+    def predicted_ns(self, load: StepLoad) -> float | None:
         """The time of a step at the present speed; None without a fit."""
         return None if self.fitted is None else self.drift * predicted_ns(self.fitted, load)
 
@@ -113,7 +113,7 @@ class StepCostModel:
         self.stretch = 1.0
 
     def prompt_time(
-        self, load: Load, bounds: Bounds, overdue: bool, tile_rows: int = 0
+        self, load: StepLoad, bounds: Bounds, overdue: bool, tile_rows: int = 0
     ) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load`; None without a fit or a bound.
         `overdue`: some of the prompts are. `tile_rows` are those of `Limits`."""

@@ -11,7 +11,7 @@ from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotSt
 from service.engine.planning.budget import PromptTime, StepCostModel
 from service.engine.planning.targets import Bounds
 from service.engine.sequences.request import Request
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.step_parts import Skip
 
@@ -51,7 +51,7 @@ class PlanBuilder:
         """Leave prompts what the decodes of the step leave of its bounds, if costs are known.
         `overdue`: some of them are."""
         rows = len(self.decodes)
-        decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
+        decodes = StepLoad(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
         self._time = cost.prompt_time(decodes, bounds, overdue, self.tile_rows)
         if self._time is not None:
             self._bounds, self._begin_ns = bounds, now_ns

@@ -21,7 +21,7 @@ from lab.fleet.disaggregated.pair import Device
 from service.device.cache.block_bytes import CacheBlocks
 from service.engine.inbox import SetStepCost
 from service.engine.planning.budget import predicted_ns
-from telemetry.costs.step_load import Load, attention_pairs
+from telemetry.costs.step_load import StepLoad, attention_pairs
 
 VOCABULARY = 500
 COST = SetStepCost(
@@ -29,9 +29,9 @@ COST = SetStepCost(
     context_token_ns=900, pair_ns=3_000.0, mixed_ns=5_000_000,
 )  # fmt: skip
 LOADS = [
-    *(Load(decode_rows=n, context_tokens=n * 37 * n) for n in range(1, 17)),
-    *(Load(64 * n, attention_pairs(64 * n, 70 * n)) for n in range(1, 9)),
-    *(Load(64 * n, attention_pairs(64 * n, 9), 0, n, 300 * n * n) for n in range(1, 25)),
+    *(StepLoad(decode_rows=n, context_tokens=n * 37 * n) for n in range(1, 17)),
+    *(StepLoad(64 * n, attention_pairs(64 * n, 70 * n)) for n in range(1, 9)),
+    *(StepLoad(64 * n, attention_pairs(64 * n, 9), 0, n, 300 * n * n) for n in range(1, 25)),
 ]
 
 

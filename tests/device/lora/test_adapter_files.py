@@ -64,6 +64,26 @@ def test_alphas_by_name_and_rank_stabilised_scales(tmp_path: Path) -> None:
     assert adapter.layers[1][Module.OUT].scales[0] == pytest.approx(root_scale(3, 4))
 
 
+def test_the_digest_is_of_all_that_an_adapter_computes_with(tmp_path: Path) -> None:
+    """The same for the same files; another one where a number, a scale or its place differs."""
+    tensors = adapter_tensors(TINY, 4, seed=1, modules=ATTENTION)
+    digest = read(write_adapter(tmp_path / "a", tensors)).digest
+    assert read(write_adapter(tmp_path / "b", tensors)).digest == digest
+
+    changed = {name: one.clone() for name, one in tensors.items()}
+    changed[f"{Q0}.lora_B.weight"][3, 1] += 0.5
+    swapped = {name.replace("layers.0", "layers.2"): one for name, one in tensors.items()}
+    swapped = {name.replace("layers.1", "layers.0"): one for name, one in swapped.items()}
+    swapped = {name.replace("layers.2", "layers.1"): one for name, one in swapped.items()}
+    others = [
+        read(write_adapter(tmp_path / "c", changed)),
+        read(write_adapter(tmp_path / "d", swapped)),
+        read(write_adapter(tmp_path / "e", tensors, lora_alpha=9)),
+        read_adapter(tmp_path / "a", TINY, torch.bfloat16),
+    ]
+    assert len({digest, *(one.digest for one in others)}) == 1 + len(others)
+
+
 def test_one_fused_module_is_a_part_of_each(tmp_path: Path) -> None:
     """Families whose checkpoints have query, key and value in one matrix."""
     down, up = torch.randn(4, TINY.hidden), torch.randn(TINY.q_size + 2 * TINY.kv_size, 4)

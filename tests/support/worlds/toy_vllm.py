@@ -30,7 +30,7 @@ from lab.vllm_replay.protocol import (
     Reply,
 )
 from telemetry.costs.cost_model import REPLAY
-from telemetry.costs.step_load import Load
+from telemetry.costs.step_load import StepLoad
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -199,7 +199,7 @@ class ToyScheduler:
 
 def flat_cost(base_ns: int = 5_000_000, prompt_token_ns: int = 100_000) -> IterationCost:
     """So much for a step, and so much for each token of a prompt in it."""
-    coefficients = [0.0] * len(REPLAY.columns(Load(), ()))
+    coefficients = [0.0] * len(REPLAY.columns(StepLoad(), ()))
     coefficients[0], coefficients[1] = base_ns, prompt_token_ns
     return IterationCost(
         coefficients=tuple(coefficients), knots=(), factors={}, gap_ns=200_000, wake_ns=0,

@@ -48,7 +48,7 @@ def _read(config: StrictKeys, family: str) -> ModelSpec:
     activation = config.take("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
         raise config.refused("hidden_activation", activation, "Gemma 3 has a GELU in its tanh form")
-    divisor = config.number("query_pre_attn_scalar", float(_HEAD_DIM))
+    divisor = config.positive("query_pre_attn_scalar", float(_HEAD_DIM))
     cap = config.number("final_logit_softcapping", 0.0)
     return _with_what_all_have(spec, ropes[0], divisor, cap or None)
 
@@ -73,16 +73,16 @@ def _every(pattern: int) -> Callable[[int], bool]:
 
 
 def _windows(config: StrictKeys, layers: int) -> tuple[int | None, ...]:
-    pattern = config.integer("sliding_window_pattern", _PATTERN)
-    pattern = config.integer("_sliding_window_pattern", pattern)
+    pattern = config.size("sliding_window_pattern", _PATTERN)
+    pattern = config.size("_sliding_window_pattern", pattern)
     window = read_window(config, _WINDOW_TOKENS)
-    return layer_windows(config, layers, window, _every(max(1, pattern)))
+    return layer_windows(config, layers, window, _every(pattern))
 
 
 def _read_ropes(config: StrictKeys, context_tokens: int) -> tuple[Rope, Rope]:
     """Of layers without and with a window; what stretches a context is for those without."""
-    theta = config.number("rope_theta", _GLOBAL_THETA)
-    local_theta = config.number("rope_local_base_freq", _LOCAL_THETA)
+    theta = config.positive("rope_theta", _GLOBAL_THETA)
+    local_theta = config.positive("rope_local_base_freq", _LOCAL_THETA)
     new = config.part("rope_parameters")
     if new.is_empty:
         whole = rope_of(config.part("rope_scaling"), theta, context_tokens)
@@ -98,12 +98,12 @@ def _read_ropes(config: StrictKeys, context_tokens: int) -> tuple[Rope, Rope]:
 def _read_gguf(config: GgufConfig, family: str) -> ModelSpec:
     """The file states neither the attention's scale nor, mostly, the local rope and the pattern:
     llama.cpp knows them."""
-    layers = config.integer("block_count")
-    window = config.integer("attention.sliding_window", 0)
-    pattern = config.integer("attention.sliding_window_pattern", _PATTERN)
-    local = Rope(theta=config.number("rope.freq_base_swa", _LOCAL_THETA))
+    layers = config.size("block_count")
+    window = config.size("attention.sliding_window", 0, least=0)
+    pattern = config.size("attention.sliding_window_pattern", _PATTERN)
+    local = Rope(theta=config.positive("rope.freq_base_swa", _LOCAL_THETA))
     cap = config.number("final_logit_softcapping", 0.0)
-    is_local = _every(max(1, pattern))
+    is_local = _every(pattern)
     windows = windows_where(window or None, [is_local(layer) for layer in range(layers)])
     spec = replace(read_gguf_spec(config, family, layers=layers), layer_windows=windows)
     divisor = spec.hidden / spec.heads if layers == _LAYERS_27B else float(spec.head_dim)

@@ -19,7 +19,7 @@ def _read(config: StrictKeys, family: str) -> ModelSpec:
         attention_scale=config.number("attention_multiplier", 1.0),
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
-        logit_multiplier=1.0 / config.number("logits_scaling", 1.0),
+        logit_multiplier=1.0 / config.positive("logits_scaling", 1.0),
     )
 
 
@@ -30,7 +30,7 @@ def _read_gguf(config: GgufConfig, family: str) -> ModelSpec:
         attention_scale=config.number("attention.scale", 0.0) or None,
         embedding_multiplier=config.number("embedding_scale", 1.0),
         residual_multiplier=config.number("residual_scale", 1.0),
-        logit_multiplier=1.0 / config.number("logit_scale"),
+        logit_multiplier=1.0 / config.positive("logit_scale"),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from service.config.settings import ConfigError
 from service.device.models.architecture import Architecture
 from service.device.models.config_reader import layer_windows, read_spec, read_window
 from service.device.models.gguf_reader import GgufConfig, read_gguf_spec
@@ -43,7 +44,8 @@ def _windows(config: StrictKeys, layers: int) -> tuple[int | None, ...]:
 
 
 def _read_rope(config: StrictKeys, context_tokens: int, head_dim: int) -> Rope:
-    original = config.integer("original_max_position_embeddings", _CONTEXT_TOKENS)
+    # the logarithm of it divides
+    original = config.size("original_max_position_embeddings", _CONTEXT_TOKENS, least=2)
     return read_rope(config, context_tokens, head_dim, original_tokens=original, in_part=True)
 
 
@@ -52,8 +54,9 @@ def _read_gguf(config: GgufConfig, family: str) -> ModelSpec:
     if _LONG not in tensors:
         return read_gguf_spec(config, family, rotates_in_part=True)
     magnitude = config.number("rope.scaling.attn_factor", 1.0)
-    original = config.integer("rope.scaling.original_context_length")
+    original = config.size("rope.scaling.original_context_length")
     spec = read_gguf_spec(config, family, rotates_in_part=True)
+    pairs = spec.rotary_dims // 2
     return replace(
         spec,
         rope=replace(
@@ -61,14 +64,22 @@ def _read_gguf(config: GgufConfig, family: str) -> ModelSpec:
             scaling=RopeScaling.LONGROPE,
             original_context_tokens=original,
             magnitude=magnitude,
-            short_divisors=_divisors(config, _SHORT),
-            long_divisors=_divisors(config, _LONG),
+            short_divisors=_divisors(config, _SHORT, pairs),
+            long_divisors=_divisors(config, _LONG, pairs),
         ),
     )
 
 
-def _divisors(config: GgufConfig, stored: str) -> tuple[float, ...]:
-    return tuple(torch.from_numpy(config.file.load(stored)).tolist())
+def _divisors(config: GgufConfig, stored: str, pairs: int) -> tuple[float, ...]:
+    """One for each pair of a head that is rotated. Raises ConfigError."""
+    divisors = torch.from_numpy(config.file.load(stored))
+    whole = bool((divisors.isfinite() & (divisors > 0)).all())
+    if divisors.shape != (pairs,) or not whole:
+        raise ConfigError(
+            f"{config.file.path}: tensor {stored} is not supported: {pairs} numbers above 0 are "
+            "expected"
+        )
+    return tuple(divisors.tolist())
 
 
 PHI3 = Architecture(

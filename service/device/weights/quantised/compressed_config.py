@@ -3,14 +3,13 @@ modules, W4A16 or fp8, and a list of those that were left out."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-from service.config.settings import ConfigError
 from service.device.weights.quantised.awq import read_names
 from service.device.weights.quantised.fp8 import Fp8, read_block
 from service.device.weights.quantised.gptq import read_group_size
+from service.device.weights.quantised.name_pattern import NamePattern, name_pattern
 from service.device.weights.quantised.packed import PackedInt4
 from service.device.weights.quantised.scheme import Scheme
 from service.model_files.strict_keys import IgnoredKey, StrictKeys
@@ -41,7 +40,7 @@ _PATTERN = "re:"
 
 def read_compressed(stated: StrictKeys) -> Scheme:
     """From `quantization_config` of quant_method compressed-tensors. Raises ConfigError."""
-    kind = stated.take("format")
+    kind = stated.text("format") or ""
     if kind not in _FORMATS:
         known = " and ".join(_FORMATS)
         raise stated.refused("format", kind, f"{known} are read")
@@ -115,16 +114,21 @@ def _expect_numbers(weights: StrictKeys, kind: str, bits: int) -> None:
 
 
 def _left_out(stated: StrictKeys) -> Callable[[str], bool]:
-    """Modules by name, or by a regular expression after `re:`, as in compressed-tensors."""
+    """Modules by name, or by a pattern after `re:`, as in compressed-tensors. Raises
+    ConfigError."""
     names = read_names(stated, "ignore")
-    try:
-        patterns = [
-            re.compile(name.removeprefix(_PATTERN)) for name in names if name.startswith(_PATTERN)
-        ]
-    except re.error as error:
-        raise ConfigError(f"{stated.path}: quantization_config.ignore: {error}") from error
+    patterns: list[NamePattern] = []
+    for name in names:
+        if not name.startswith(_PATTERN):
+            continue
+        pattern = name_pattern(name.removeprefix(_PATTERN))
+        if pattern is None:
+            raise stated.refused(
+                "ignore", name, "expressions are names with .* between; name the modules instead"
+            )
+        patterns.append(pattern)
 
     def is_left_out(stem: str) -> bool:
-        return stem in names or any(pattern.match(stem) for pattern in patterns)
+        return stem in names or any(pattern.fits(stem) for pattern in patterns)
 
     return is_left_out

@@ -116,7 +116,7 @@ def read_gptq(stated: StrictKeys) -> Gptq:
     if bits != 4:
         raise stated.refused("bits", bits, "GPTQ weights of 4 bits are read")
     stated.flag("sym", True)  # the zero points are stored either way
-    layout = stated.take("checkpoint_format", "gptq")
+    layout = stated.text("checkpoint_format") or "gptq"
     if layout not in _ZERO_OFFSETS:
         known = " and ".join(_ZERO_OFFSETS)
         raise stated.refused("checkpoint_format", layout, f"{known} are read")
