@@ -66,7 +66,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def compared(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each load and figure: this checkout by the other, pair by pair."""
+    """The comparison for each load and figure: this checkout by the other, pair by pair."""
     found = []
     for load in LOADS:
         mine = [cell for cell in cells if cell["load"] == load]

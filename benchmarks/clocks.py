@@ -30,7 +30,7 @@ REQUESTS = 1000
 
 @dataclass
 class Tally:
-    """Of one kind of fleet."""
+    """The sums over one kind of fleet."""
 
     requests: int = 0
     sums_off: int = 0

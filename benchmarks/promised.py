@@ -17,7 +17,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     objective: float
 
     def is_met_by(self, one: Sent) -> bool:
-        """By the client's stamps."""
+        """Whether a request met its targets, by the client's stamps."""
         if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
             return False
         late = sum(gap_us > self.itl_ms * 1e3 for gap_us in one.gaps_us)

@@ -103,8 +103,8 @@ async def capacity_per_s(mix: Mix, seconds: float, flags: Sequence[str]) -> floa
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a load: how many blocks of the learnt and of the tested mix, of which so many differ in
-    arrivals and lengths."""
+    """The plan of a load: how many blocks of the learnt and of the tested mix, of which so many
+    differ in arrivals and lengths."""
 
     flags: tuple[str, ...]
     blocks: int

@@ -18,6 +18,6 @@ def least_count(share: float) -> int:
 
 
 def known_quantile(values: Iterable[float], share: float) -> float | None:
-    """As the server's own; None of too few."""
+    """The quantile by the server's own definition; None of too few."""
     found = list(values)
     return quantile(found, share) if len(found) >= least_count(share) else None

@@ -59,7 +59,7 @@ def run_whole(spec: BenchSpec, name: str) -> BenchResult:
 
 
 def figures(found: ClassResult) -> dict[str, float]:
-    """Of one class, or of all together."""
+    """The figures of one class, or of all together."""
     assert found.ttft is not None
     assert found.itl is not None
     return {

@@ -192,7 +192,7 @@ async def refusals(client: httpx.AsyncClient, schema: Any) -> tuple[int, str | N
 def mask_cost(
     before: dict[str, float], after: dict[str, float], wall_s: float
 ) -> dict[str, float] | None:
-    """None when the server does not say."""
+    """What masks cost between two readings of counters; None when the server does not say."""
     if MASK_SECONDS not in after or MASKED_TOKENS not in after:
         return None
     seconds = after[MASK_SECONDS] - before.get(MASK_SECONDS, 0.0)

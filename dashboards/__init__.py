@@ -12,6 +12,8 @@
     terminal       what is printed there, and `printable`: words of others steer no terminal
     extras         packages that only some views need
     prometheus     scrape configuration and alerting rules
+    grafana        Grafana boards, written from the metrics catalog
+    stack          a stack to deploy: phasescope, Jaeger, Prometheus, Alertmanager and Grafana
 
 A view draws what folds have computed; it computes no metric. It runs on any machine and imports
 nothing of the service.

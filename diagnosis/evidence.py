@@ -61,7 +61,7 @@ class Quantity(StrEnum):
         return {one.value: one for one in cls}[name]
 
     def of(self, value: float | None) -> Evidence:
-        """As evidence; None: not measured in this window."""
+        """The value as evidence; None: not measured in this window."""
         return Evidence(self.value, None if value is None else round(value, 3), self.unit.value)
 
     def usual_of(self, value: float | None) -> Evidence:
@@ -71,8 +71,8 @@ class Quantity(StrEnum):
 
 
 class Measurement(Quantity):
-    """Of the window that is judged. *usual* is of the baseline, and not measured before there is
-    one."""
+    """What is measured of the window that is judged. *usual* is of the baseline, and not measured
+    before there is one."""
 
     # where requests were late
     INGEST = "ingest", Unit.MS, "requests' time before the queue, beyond the baseline"
@@ -155,7 +155,7 @@ class Measurement(Quantity):
 
 
 class Counted(Quantity):
-    """Of the last seconds, by the checks."""
+    """What the checks count in the last seconds."""
 
     INVALID = "invalid", Unit.REQUESTS, "answers that do not obey their constraint"
     CUT = "cut", Unit.SEQUENCES, "constrained answers cut at their length"
@@ -178,7 +178,7 @@ class Counted(Quantity):
 
 
 class Late(Quantity):
-    """Of late tokens and answers, since the onset of a fault that comes back."""
+    """What is measured of late tokens and answers, since the onset of a fault that comes back."""
 
     LATE_REQUESTS = "late_requests", Unit.REQUESTS, "with something late"
     REQUESTS = "requests", Unit.REQUESTS, "that had a first token, or something late"
@@ -195,7 +195,7 @@ class Late(Quantity):
 
 
 class Promised(Quantity):
-    """Of the SLO class that burns its error budget fastest."""
+    """What is measured of the SLO class that burns its error budget fastest."""
 
     MISSED_SHARE = "missed_share", Unit.SHARE, "of its requests, that missed the SLO in 30 s"
     OBJECTIVE = "objective", Unit.SHARE, "of its requests, that must be good"

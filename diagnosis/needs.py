@@ -47,7 +47,7 @@ NO_ADAPTER_SEES = frozenset(
         Need.STARTS,
     }
 )
-"""Of an engine that others wrote."""
+"""What no adapter sees of an engine that others wrote."""
 
 
 class Needs(NamedTuple):

@@ -58,7 +58,7 @@ LATENCY = tuple(
         Symptom.SLO_MISSED,
     )
 )
-"""Those that delay requests; the others are counted (`verdicts.checks`, `promises`)."""
+"""The symptoms that delay requests; the others are counted (`verdicts.checks`, `promises`)."""
 
 
 class MissForm(StrEnum):

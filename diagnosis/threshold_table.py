@@ -45,7 +45,7 @@ def table() -> list[Threshold]:
 
 
 def modules() -> list[ModuleType]:
-    """Those that have thresholds."""
+    """The modules that have thresholds."""
     names = [
         name
         for _, name, _ in walk_packages(diagnosis.__path__, "diagnosis.")

@@ -5,6 +5,7 @@ folds.
     facts, numbers             what is recorded; quantiles and histograms
     pump                       moves facts from lanes to folds
     costs, host                the cost of steps; the machine
+    clocks                     how far a node's clock is ahead of the gateway's
     requests, ledger, stats    timelines, where their time went, aggregates
     traces, metrics, journal   what leaves the process
 """

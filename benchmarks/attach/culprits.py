@@ -65,7 +65,7 @@ class Seen:
 
 
 def median_gap_ns(streams: Mapping[str, Stream]) -> float:
-    """Of all gaps of the steady streams."""
+    """The median of all gaps of the steady streams, in ns."""
     gaps = [end - begin for one in streams.values() for begin, end in one.gaps_ns]
     if not gaps:
         raise NotSupported("the steady streams had no gaps: nothing was served")
@@ -73,7 +73,7 @@ def median_gap_ns(streams: Mapping[str, Stream]) -> float:
 
 
 def late_gaps(streams: Mapping[str, Stream], limit_ns: float) -> list[Gap]:
-    """Those above the limit."""
+    """The gaps above the limit."""
     return [
         (name, begin, end)
         for name, one in streams.items()

@@ -98,7 +98,8 @@ def journalled(url: str) -> dict[str, int]:
 
 
 def off_ns(rows: list[Row], core_ns: dict[str, int]) -> list[int]:
-    """By how much the parts in the core miss the core's own stamps, of requests that have both."""
+    """How many ns the parts in the core miss the core's own stamps by, of requests that have
+    both."""
     return [abs(row.core_ns - core_ns[row.request_id]) for row in rows if row.request_id in core_ns]
 
 

@@ -17,7 +17,7 @@ from benchmarks.peers.layout import REPOSITORY
 
 
 def entry_points_text(project: Mapping[str, Any]) -> str:
-    """As `entry_points.txt` has them: a section for each group."""
+    """The entry points as `entry_points.txt` has them: a section for each group."""
     groups: Mapping[str, Mapping[str, str]] = project.get("entry-points", {})
     sections = (
         "\n".join([f"[{group}]", *(f"{name} = {where}" for name, where in points.items())])

@@ -246,7 +246,7 @@ async def losses(server: Vllm, sidecar: Sidecar, load: Load) -> int:
 
 
 def slower(pairs: dict[str, list[Pair]]) -> list[Figure]:
-    """By how much a bad sidecar makes vLLM slower at most, where equal states can tell."""
+    """How much slower a bad sidecar makes vLLM at most, where equal states can tell."""
     control = costs(pairs[CONTROL]) if pairs[CONTROL] else None
     found: list[Figure] = []
     for kind in BAD:

@@ -89,7 +89,7 @@ class Vllm:
         return [*recipe.start(self.port, None).command, *self.flags]
 
     def environment(self) -> dict[str, str]:
-        """Of the process; with the plugin only if it is attached."""
+        """The environment of the process; with the plugin only if it is attached."""
         recipe = recipes(peer_setup())[0]
         found = {**os.environ, **recipe.start(self.port, None).environment, **self._more}
         found.pop("PYTHONPATH", None)

@@ -181,7 +181,7 @@ async def check(args: argparse.Namespace) -> Report:
 
 @dataclass(frozen=True)
 class Round:
-    """Of one measure: what the base of a round was, what was predicted of it, what came."""
+    """One round of one measure: what its base was, what was predicted of it, what came."""
 
     base: Latency
     predicted: Latency
@@ -189,12 +189,12 @@ class Round:
 
     @property
     def error(self) -> float:
-        """Of the forecast, as a share of what came."""
+        """The error of the forecast, as a share of what came."""
         return self.predicted.p50_ms / self.rerun.p50_ms - 1
 
     @property
     def unchanged_error(self) -> float:
-        """Of the forecast that nothing changes: the base itself."""
+        """The error of the forecast that nothing changes: the base itself."""
         return self.base.p50_ms / self.rerun.p50_ms - 1
 
 
@@ -321,7 +321,7 @@ def recorded(path: Path) -> Outcomes:
 
 
 def latency_of(outcomes: Outcomes, measure: str) -> Latency:
-    """Of the only class that there is."""
+    """The latency of the only class that there is."""
     (found,) = outcomes.classes.values()
     return found.latency[measure]
 

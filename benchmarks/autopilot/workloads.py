@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.autopilot.drills import CHAT, ESSAY, LONG, Stream
 
 PLACES = 64
-"""Of a server as it starts by default. Loads are shares of what as many clients get."""
+"""Slots of a server as it starts by default. Loads are shares of what as many clients get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ AGREES_PCT = 3.0
 
 @dataclass(frozen=True)
 class Latency:
-    """Of one request: to its first token, and a token after that on average; None for one token."""
+    """The latency of one request: to its first token, and a token after that on average; None for
+    one token."""
 
     ttft_ns: float
     itl_ns: float | None

@@ -93,7 +93,7 @@ def equal(name: str, value: float | None, limit: float) -> Figure:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """As the server's own; None of too few."""
+    """The percentile by the server's own definition; None of too few."""
     return known_quantile(values, share)
 
 

@@ -80,7 +80,7 @@ def slo_file(folder: str, target_ms: float) -> str:
 
 
 async def median_itl_ms(options: Options) -> float:
-    """Of steady decoders alone: what the allowed gap is made of."""
+    """The median gap in ms of steady decoders alone: what the allowed gap is made of."""
     seen = Seen()
     async with Server("--max-num-seqs", "16") as server:
         tasks = [asyncio.create_task(decoder(server, seen, i)) for i in range(DECODERS)]

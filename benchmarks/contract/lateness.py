@@ -20,7 +20,7 @@ from benchmarks.contract.common import Figure, at_most
 
 TICK_NS = 1_000_000
 LATE_MS, LATE_SHARE = 20.0, 0.05
-"""Of more requests than this share may not be sent later than that: it would be another load."""
+"""At most this share of the requests may be sent later than that: it would be another load."""
 _CLOCK_MONOTONIC, _NONBLOCK = 1, os.O_NONBLOCK
 
 
@@ -88,7 +88,7 @@ class Lateness:
             os.close(descriptor)
 
     def _ticked(self, descriptor: int) -> None:
-        """Of ticks that came together the first is the latest."""
+        """Take a tick of the timer. Of ticks that came together the first is the latest."""
         came_ns = now_ns()
         try:
             (ticks,) = struct.unpack("Q", os.read(descriptor, 8))

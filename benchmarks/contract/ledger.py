@@ -202,7 +202,7 @@ async def kill_engine(server: Server, after_s: float) -> None:
 
 
 async def run(options: Options, more_flags: Sequence[str] = ()) -> Report:
-    """With `more_flags` of the server behind those of the check."""
+    """Run the check, with `more_flags` of the server behind those of the check."""
     minutes, seen = (0.6 if options.quick else 10.0), Seen()
     async with Server(*FLAGS, *more_flags) as server:
         end_ns = now_ns() + int(minutes * 60e9)

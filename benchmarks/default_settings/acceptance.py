@@ -43,7 +43,7 @@ class Results:
         return list(dict.fromkeys(cell["load"] for cell in self._cells))
 
     def servers(self, load: str) -> list[str]:
-        """Those with a cell that counts."""
+        """The servers with a cell that counts."""
         found = dict.fromkeys(cell["server"] for cell in self._cells if cell["load"] == load)
         return [server for server in found if self.rows(load, server)]
 
@@ -189,7 +189,7 @@ def goodput(results: Results, load: str) -> list[Figure]:
 
 
 def _shares(results: Results, load: str, server: str, rounds: list[int]) -> tuple[float, float]:
-    """Of the default and of another server, over the rounds of both."""
+    """The good shares of the default and of another server, over the rounds of both."""
     common = [number for number in rounds if number in results.rows(load, server)]
     ours, other = (results.share(load, one, "good", common) for one in (DEFAULT, server))
     return ours or 0.0, other or 0.0
@@ -214,7 +214,7 @@ def tenants(results: Results) -> Figure:
 
 
 def tenant_ratio(results: Results, server: str) -> float | None:
-    """Of the p95 of all rounds; None of too few requests."""
+    """The ratio of the p95 of all rounds; None of too few requests."""
     beside, alone = (
         known_quantile(results.pooled("tenants", server, figure), 0.95)
         for figure in ("ttft_ms", "alone_ttft_ms")

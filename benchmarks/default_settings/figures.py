@@ -85,7 +85,8 @@ def closed(result: BenchResult) -> Figures:
 
 
 def tenants(quiet: BenchResult, flooded: BenchResult) -> Figures:
-    """Of B, alone and beside A: so few that a p95 is of all rounds together."""
+    """The times to first token of B, alone and beside A: so few that a p95 is of all rounds
+    together."""
     before, beside = class_of(quiet, VICTIM), class_of(flooded, VICTIM)
     return {
         "alone_requests": before.counted,

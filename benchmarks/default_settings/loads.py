@@ -64,12 +64,12 @@ class Run:
 
     @property
     def estimated_s(self) -> float:
-        """With the probes before it."""
+        """How long the load takes in s, with the probes before it."""
         return self.warmup_s + self.seconds + self.typical_drain_s + 1.5
 
 
 def targets(name: str) -> Slo:
-    """Those of a class of the server's default policy, judged from the client's stamps."""
+    """The targets of a class of the server's default policy, judged from the client's stamps."""
     one = DEFAULT_POLICY.of(name)
     return Slo(ttft_ms=one.ttft_ns / 1e6, itl_ms=one.itl_ns / 1e6)
 

@@ -175,7 +175,7 @@ class Rounds:
         return client.replied if server.recipe.ours else set()
 
     def _known(self, load: str, figure: str, number: int) -> float:
-        """Of the same round, or of the one in which it was measured once."""
+        """The value of the same round, or of the one in which it was measured once."""
         cells = [
             cell
             for cell in self._store.data["cells"]

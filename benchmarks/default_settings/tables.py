@@ -20,7 +20,7 @@ _PEERS = {"vllm": "vLLM", "openvino": "OpenVINO GenAI"}
 
 
 def label(server: str) -> str:
-    """As people say it."""
+    """The name of a server as people say it."""
     if server.startswith(FIXED):
         return f"fixed, {server.removeprefix(FIXED)}"
     ours = {DEFAULT: "**default**", OLD: "old default", ONE_CLASS: "default, told no classes"}

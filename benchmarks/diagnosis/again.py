@@ -68,7 +68,7 @@ def turns_of(folder: Path, begin_ns: int) -> list[VerdictChange]:
 
 
 def turns_of_verdicts(found: Iterable[tuple[int, Diagnosis]], begin_ns: int) -> list[VerdictChange]:
-    """As if they had been polled, half a polling interval later."""
+    """The changes of the verdict as if it had been polled, half a polling interval later."""
     looks: list[PollSample] = []
     for fact_at_ns, said in found:
         at_ns = fact_at_ns + _LATER_NS
@@ -88,7 +88,7 @@ def _baseline(folder: Path) -> Reference | None:
 
 
 def judged_again(task: tuple[Kept, Path]) -> Kept | None:
-    """None for an episode whose record is not in the folder."""
+    """The episode judged again; None where its record is not in the folder."""
     kept, records = task
     with tempfile.TemporaryDirectory() as work:
         folder = folder_of(kept.episode.name, Path(work), records)
@@ -99,7 +99,7 @@ def judged_again(task: tuple[Kept, Path]) -> Kept | None:
 
 
 def harmed_again(task: tuple[Kept, Path]) -> Kept | None:
-    """With the time of its first harmed request only; None as for `judged_again`."""
+    """The episode with a new time of its first harmed request only; None as for `judged_again`."""
     kept, records = task
     with tempfile.TemporaryDirectory() as work:
         folder = folder_of(kept.episode.name, Path(work), records)

@@ -86,8 +86,8 @@ def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | 
 
 
 def latencies_of(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> TwinLatencies:
-    """Of the affected requests of the episode and of all in its twin, at the time of the fault; and
-    of both before it."""
+    """The latencies of the affected requests of the episode and of all in its twin, at the time of
+    the fault; and of both before it."""
     episode, phases = faulty.episode, faulty.episode.phases
     was, now = served(folder), served(twin_folder)
 

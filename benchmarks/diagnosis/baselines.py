@@ -59,7 +59,7 @@ _GAUGE_CAUSES = {
 
 
 def rows_between(gauges: Gauges, zero_ns: int, from_s: float, until_s: float) -> list[Row]:
-    """Of the whole seconds within [from, until) after `zero_ns`."""
+    """The rows of the whole seconds within [from, until) after `zero_ns`."""
     first = -(-(zero_ns + int(from_s * SECOND) - gauges.begin_ns) // SECOND)
     last = (zero_ns + int(until_s * SECOND) - gauges.begin_ns) // SECOND
     return list(gauges.rows[max(0, first) : max(0, last)])
@@ -124,7 +124,7 @@ def _sigmas(before: Sequence[float], now: Sequence[float]) -> float:
 
 
 def features_of(reference: Sequence[Row], fault: Sequence[Row]) -> list[float]:
-    """Of each gauge its mean in the reference, its mean now, its worst, the ratio of means."""
+    """For each gauge its mean in the reference, its mean now, its worst, the ratio of means."""
     found: list[float] = []
     for name in GAUGES:
         before, now = mean_of(reference, name), mean_of(fault, name)

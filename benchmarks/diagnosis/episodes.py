@@ -94,7 +94,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """As the episode calls itself."""
+        """The name of the episode, as it calls itself."""
         mechanism = self.mechanism.without_fault() if self.clean else self.mechanism
         return f"{mechanism.symptom}-{mechanism.name}-{self.seed}"
 
@@ -224,7 +224,7 @@ def _phases_of(split: str) -> Phases:
 
 
 def _gauges(path: Path) -> Gauges | None:
-    """None where there is no record, as of a server that did not start."""
+    """The gauges of a file; None where there is no record, as of a server that did not start."""
     return gauges_of_file(path) if path.exists() else None
 
 

@@ -53,7 +53,7 @@ def gauges_of_file(path: Path) -> Gauges:
 
 
 def gauges_of(facts: Iterable[Fact]) -> Gauges:
-    """Of the whole record."""
+    """The gauges of the whole record, by second."""
     seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     ended: list[RequestTimeline] = []
     fold = PhaseFold([ended.append])

@@ -81,7 +81,7 @@ class Judged:
 
 
 def present(kept: Kept) -> EpisodeResult:
-    """With the verdicts of the version that judged the journal last."""
+    """The episode with the verdicts of the version that judged the journal last."""
     if kept.again is None:
         return kept.episode
     return msgspec.structs.replace(kept.episode, verdicts=kept.again)
@@ -187,7 +187,7 @@ def _was_slow(alarm: VerdictChange, machine: MachineSpeed) -> bool:
 
 
 def score(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Of the classes that delay requests and of health; the others are counted apart."""
+    """The score of the classes that delay requests and of health; the others are counted apart."""
     main = [one for one in judged if one.truth not in APART]
     apart = [one for one in judged if one.truth in APART]
     detected = [one.to_detect_s for one in main if one.to_detect_s is not None]

@@ -91,8 +91,8 @@ def lessons_of(kept: Sequence[Kept]) -> list[Example]:
 
 
 def figures_of(judged: Sequence[Judged], healthy: Sequence[Judged]) -> dict[str, Any]:
-    """Of the test and of the healthy hour. A fault that is never named counts as named last, and a
-    quantile that falls among those is infinite (null in JSON)."""
+    """The figures of the test and of the healthy hour. A fault that is never named counts as named
+    last, and a quantile that falls among those is infinite (null in JSON)."""
     found = score(judged)
     faults = [one.to_detect_s for one in judged if one.truth != HEALTHY]
     return {

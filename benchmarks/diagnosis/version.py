@@ -10,7 +10,7 @@ _DECIDING = ("diagnosis", "lab", "telemetry", "service/engine")
 
 
 def code_digest() -> str:
-    """Of the modules that decide what a twin or a drill is and what is said of it."""
+    """A digest of the modules that decide what a twin or a drill is and what is said of it."""
     digest = hashlib.sha256()
     for top in _DECIDING:
         for page in sorted((_ROOT / top).rglob("*.py")):

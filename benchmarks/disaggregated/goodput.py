@@ -119,7 +119,7 @@ class Timed(World):
         super().emitted(node, emissions)
 
     def _submit(self, node: SimNode, submit: Submit, remote: bool) -> None:
-        """With `by_rule` each prompt goes the way that a gateway would choose."""
+        """Submit a prompt. With `by_rule` each goes the way that a gateway would choose."""
         if not self.by_rule:
             super()._submit(node, submit, remote)
             return

@@ -30,7 +30,7 @@ COUNTS = ("phasescope_kv_blocks_quarantined", "phasescope_kv_blocks_held")
 NODES = {"node of prefill": "prefill", "node of decode": "decode"}
 """Processes beside an engine: the gateway's frames and HTTP are theirs."""
 REPLICAS = {f"replica of {what}": what for what in ("prefill", "decode", "gateway")}
-"""Of Ray Serve: the parent of a node or of the gateway, which ends with it."""
+"""Roles of Ray Serve's replicas: the parent of a node or of the gateway, which ends with it."""
 ROLES = ("prefill", "decode")
 
 
@@ -85,7 +85,7 @@ def counts_of(metrics: str) -> list[float]:
 
 
 class Processes:
-    """Of this machine. A gateway or a node that was killed is replaced."""
+    """The processes of this machine. A gateway or a node that was killed is replaced."""
 
     def __init__(self, folder: Path, states: StateSocket, stack: contextlib.ExitStack) -> None:
         self._folder, self._stack = folder, stack

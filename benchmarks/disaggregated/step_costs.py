@@ -160,7 +160,7 @@ def cost_of(steps: Sequence[Step]) -> SetStepCost:
 
 
 def errors_of(cost: SetStepCost, steps: Sequence[Step]) -> dict[str, dict[str, float]]:
-    """By kind, and of all."""
+    """The errors of the cost by kind of step, and of all."""
     found: dict[str, dict[str, float]] = {}
     for kind in (*KINDS, "all"):
         pairs = [

@@ -78,7 +78,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_ms: float | None
     cached_share: float
     late_share: float | None = None
-    """Of the requests, those that the client sent more than LATE_MS after they were due."""
+    """The share of the requests that the client sent more than LATE_MS after they were due."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def asks(trace: str, seed: int, rate: float) -> list[Ask]:
 
 
 def prefix_of(seed: int, policy: str, tenant: int) -> list[int]:
-    """As long in each run; the same text in one run only."""
+    """The token ids of a prefix, as long in each run; the same text in one run only."""
     tokens = Random(f"{seed}/{tenant}").randint(1200, 1700)
     return Random(f"{seed}/{policy}/{tenant}").choices(IDS, k=tokens)
 
@@ -245,7 +245,7 @@ def run(minutes: float, choice: Choice) -> None:
 def one_run(
     folder: Path, engines: list[Node], choice: Choice, trace: str, seed: int, policy: str
 ) -> Run:
-    """With a gateway of its own."""
+    """Run one load on a gateway of its own."""
     file, rate = FleetFile(folder, engines), choice.rates[trace]
     slo = ("--slo-file", str(folder / "slo.json"))
     with FleetGateway(file, "--model", choice.model, "--routing", policy, *slo) as gateway:
@@ -284,7 +284,7 @@ def table(found: Result) -> str:
 
 
 def rates_of(text: str) -> dict[str, float]:
-    """As in shared_prefix=20,unshared=16."""
+    """The rates of a text like shared_prefix=20,unshared=16."""
     found = {name: float(rate) for name, _, rate in (one.partition("=") for one in text.split(","))}
     if not found.keys() <= RATES.keys():
         raise argparse.ArgumentTypeError(f"traces are {', '.join(RATES)}")

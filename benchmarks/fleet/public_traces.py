@@ -57,7 +57,8 @@ LARGE = FittedCost(
         pair_ns=1.3, mixed_ns=0, spread=1.05, around_ns=0,
     )
 )  # fmt: skip
-"""Of a model of about eight billion parameters on a large GPU, in round numbers."""
+"""The cost of a step of a model of about eight billion parameters on a large GPU, in round
+numbers."""
 
 
 @dataclass(frozen=True, slots=True)

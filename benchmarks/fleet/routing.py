@@ -225,7 +225,7 @@ def kept_table(pieces: list[Piece]) -> str:
 
 
 def _highest(by_rate: dict[float, list[Piece]]) -> str:
-    """Of one policy."""
+    """The highest rate at which one policy keeps its targets, as text."""
     shares = [
         (rate, sum(one.good for one in found) / sum(one.requests for one in found))
         for rate, found in sorted(by_rate.items())

@@ -22,7 +22,7 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Counts:
-    """Of all streams together."""
+    """Counts of all streams together."""
 
     tokens: int = 0
     requests: int = 0

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Counts:
-    """Of all streams of a process, from its start."""
+    """Counts of all streams of a process, from its start."""
 
     tokens: int = 0
     requests: int = 0
@@ -63,7 +63,7 @@ class Streams:
 
     @property
     def errors(self) -> list[str]:
-        """Of streams that failed, and were begun again."""
+        """The errors of streams that failed, and were begun again."""
         return [one for one in self._said() if isinstance(one, str)]
 
     @property
@@ -72,5 +72,5 @@ class Streams:
         return self._process.poll()
 
     def _said(self) -> list[object]:
-        """By whole lines."""
+        """What the process has said, by whole lines."""
         return [json.loads(line) for line in self._path.read_text().split("\n")[:-1]]

@@ -21,8 +21,8 @@ _WORSE: dict[str, Callable[[Block, Block], float]] = {
 
 
 def median_costs(pairs: Sequence[Pair], seed: int = 1) -> dict[str, Cost]:
-    """Of throughput and of the time from step to step: the median over pairs, and the middle 95 %
-    of the medians of as many pairs drawn again and again. Positive is worse."""
+    """The costs of throughput and of the time from step to step: the median over pairs, and the
+    middle 95 % of the medians of as many pairs drawn again and again. Positive is worse."""
     draw = np.random.default_rng(seed)
     picks = draw.integers(0, len(pairs), (DRAWS, len(pairs)))
     return {

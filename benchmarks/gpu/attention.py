@@ -64,7 +64,7 @@ class Batch:
         return 2 * cells * spec.kv_size * itemsize
 
     def flop(self, spec: ModelSpec) -> float:
-        """Of both products of one layer, where the mask lets anything through."""
+        """The operations of both products of one layer, where the mask lets anything through."""
         pairs = sum(count * (context + (count + 1) / 2) for count, context in self.rows)
         return 4.0 * pairs * spec.q_size
 

@@ -106,7 +106,7 @@ class Budget:
 
 
 def get_at(found: dict[str, Any], path: Path) -> Any:
-    """None where nothing is."""
+    """What is at this path; None where nothing is."""
     inner: Any = found
     for key in path:
         inner = inner.get(key) if isinstance(inner, dict) else None
@@ -121,6 +121,6 @@ def put_at(found: dict[str, Any], path: Path, result: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what went wrong; errors of devices go on for pages."""
+    """The first line of what went wrong; errors of devices go on for pages."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -45,14 +45,14 @@ def copy_bytes_per_s(runtime: Runtime, mib: int) -> float:
 
 
 def read_bytes_per_s(runtime: Runtime, mib: int) -> float:
-    """Of a sum, which writes next to nothing, as a decode does."""
+    """How many bytes/s a sum reads, which writes next to nothing, as a decode does."""
     source = torch.ones(mib << 18, dtype=torch.float32, device=runtime.device)
     best_ms = timed_ms(runtime, source.sum)["best"]
     return source.numel() * 4 / best_ms * 1e3
 
 
 def matrix_flop_per_s(runtime: Runtime, size: int, dtype: torch.dtype) -> float:
-    """Of a square product."""
+    """How many operations a second a square product takes."""
     one, other = (torch.randn(size, size, device=runtime.device).to(dtype) for _ in range(2))
     best_ms = timed_ms(runtime, lambda: one @ other)["best"]
     return 2 * size**3 / best_ms * 1e3

@@ -31,7 +31,7 @@ Load = tuple[int, int]  # rows, and tokens that each has behind it
 
 
 def load(shape: str, progress: Callable[[str], None], **settings: Any) -> LoadedEngine:
-    """With the settings of an EngineConfig. Raises ConfigError."""
+    """Load an engine with the settings of an EngineConfig. Raises ConfigError."""
     model = ModelRef(kind=ModelKind.DUMMY, path=shape, name=f"dummy:{shape}")
     config = EngineConfig(model=model, executor="torch", **settings)
     return load_executor(config, MonotonicClock(), progress)
@@ -131,12 +131,12 @@ class Decodes:
         return Plan(number, rows, (), (), (), (), (), batch)
 
     def _read_bytes(self, load: Load) -> float:
-        """Of a step in the middle."""
+        """Bytes that a step in the middle reads."""
         batch, context = load
         return step_bytes(self._shape, batch * (context + self._steps // 2))
 
     def _fitting(self, loads: Sequence[Load]) -> list[Load]:
-        """As many as the cache holds together, the first before the later ones."""
+        """As many loads as the cache holds together, the first before the later ones."""
         kept: list[Load] = []
         for load in loads:
             if self._blocks([*kept, load]) <= self._executor.blocks_total:

@@ -116,7 +116,7 @@ class Hosted:
 
 
 def limits_of(loaded: LoadedEngine, rows: int, budget_tokens: int) -> Limits:
-    """As the server would have them, with a queue for everything at once."""
+    """The limits as the server would have them, with a queue for everything at once."""
     return Limits(
         block_tokens=loaded.executor.block_tokens,
         blocks_total=loaded.executor.blocks_total,

@@ -234,7 +234,7 @@ class ShapeParts:
         return found
 
     def _counters(self) -> dict[str, Any]:
-        """Of 64 rows, or of the largest batch that is smaller."""
+        """Counters of the device at 64 rows, or at the largest batch that is smaller."""
         assert self._decodes is not None
         decodes, sizes = self._decodes, self._sizes
         few = [load for load in decodes.loads if load[0] <= 64 and load[1] == sizes.contexts[0]]

@@ -64,7 +64,7 @@ def say(line: str) -> None:
 
 
 def _elapsed_s() -> float:
-    """Of this process, imports and all."""
+    """The time of this process in s, imports and all."""
     return round((MonotonicClock().now_ns() - process_start_ns()) / 1e9, 1)
 
 

@@ -83,7 +83,7 @@ class RandomAdapters:
 def outputs(
     loaded: LoadedEngine, prompts: Sequence[list[int]], depth: int, adapters: int
 ) -> list[Scored]:
-    """Of all prompts at once, in their order, through the scheduler and its loop."""
+    """The scores of all prompts at once, in their order, through the scheduler and its loop."""
     inbox, limits = Inbox(), limits_of(loaded, ROWS, BUDGET_TOKENS)
     if adapters:
         limits = replace(limits, adapter_bytes=_LORA_BYTES, max_adapters=adapters)

@@ -94,14 +94,14 @@ def _reason(found: dict[str, Any], path: Path) -> str:
 
 
 def _decode(field: str, batch: int, rows: list[dict[str, Any]]) -> float | None:
-    """Of the shortest context."""
+    """A field of the row with the shortest context."""
     fitting = [row for row in rows if row["batch"] == batch]
     row = min(fitting, key=lambda one: int(one["context"]), default=None)
     return None if row is None else row[field]
 
 
 def _prefill_share(rows: list[dict[str, Any]]) -> float | None:
-    """Of the longest."""
+    """The share of the row with the most tokens."""
     row = max(rows, key=lambda one: int(one["tokens"]), default=None)
     return None if row is None else row["share"]
 
@@ -112,13 +112,13 @@ def _times(result: dict[str, Any]) -> float | None:
 
 
 def _telemetry(measure: str, loads: list[dict[str, Any]]) -> float | None:
-    """Of the most expensive load."""
+    """The cost in percent of the most expensive load."""
     costs = [float(load["cost_percent"][ON][measure]["percent"]) for load in loads]
     return max(costs, default=None)
 
 
 def _busy_with_telemetry(loads: list[dict[str, Any]]) -> float | None:
-    """Of the largest batch."""
+    """The device's busy share at the largest batch, with telemetry."""
     load = max(loads, key=lambda one: int(one["batch"]), default=None)
     return None if load is None else load["device_busy"][ON]
 

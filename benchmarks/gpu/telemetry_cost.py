@@ -119,7 +119,7 @@ class Abba:
         return Block(state, tokens / wall_ns * 1e9, np.diff(stamps_ns) / 1e6)
 
     def _asked(self, seed: int) -> list[SequenceSpec]:
-        """Of prompts that no other four blocks have had."""
+        """Sequences with prompts that no other four blocks have had."""
         load, draw = self._load, Random(seed)
         output_tokens = _BLOCKS * (load.steps + 1) + _SPARE_TOKENS
         return [

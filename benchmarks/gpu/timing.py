@@ -23,8 +23,8 @@ def timed_ms(
     each: int = 5,
     before: Callable[[], object] | None = None,
 ) -> dict[str, float]:
-    """Of one call, over `rounds` of `each` calls, after a first that does not count. With
-    `before`, which is not timed, a round is one call behind it."""
+    """The time in ms of one call, over `rounds` of `each` calls, after a first that does not count.
+    With `before`, which is not timed, a round is one call behind it."""
     run()
     if before is not None:
         each = 1

@@ -132,7 +132,7 @@ def _failed(mode: str, why: str) -> Answer:
 
 
 def accepted(call: Callable[..., Any], **wanted: Any) -> dict[str, Any]:
-    """Those arguments that this version of the library takes; some came, some were renamed."""
+    """The arguments that this version of the library takes; some came, some were renamed."""
     known = inspect.signature(call).parameters
     return {name: value for name, value in wanted.items() if name in known}
 

@@ -119,8 +119,8 @@ def _median_pct(values: list[float]) -> float | None:
 
 
 def holds(overall: dict[str, Any], false_causes: Counter[str]) -> bool:
-    """Of all injected: enough found, with their length and their victims, and few that are false.
-    Without a harmed stream nothing was loaded, which shows nothing."""
+    """Whether enough of all injected faults are found, with their length and their victims, and few
+    that are false. Without a harmed stream nothing was loaded, which shows nothing."""
     injected, harmed = overall["injected"], overall["streams_harmed"]
     false = false_causes.total() - false_causes["off_cpu"]
     return (

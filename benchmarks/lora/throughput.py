@@ -46,7 +46,7 @@ _LORA_BYTES = 2 << 30
 
 
 def random_adapter(spec: ModelSpec, rank: int, seed: int) -> AdapterWeights:
-    """Of every module of every layer."""
+    """Random weights for every module of every layer."""
     source = torch.Generator().manual_seed(seed)
 
     def low(module: Module) -> LowRank:

@@ -37,7 +37,7 @@ class LogUnreadable(Exception):
 
 
 def loadgen_percentile(values: Iterable[int], share: float) -> int:
-    """By LoadGen's rule. Raises ValueError of nothing."""
+    """The percentile by LoadGen's rule. Raises ValueError of nothing."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("a percentile of no values")

@@ -77,7 +77,7 @@ class Found:
 
 
 def queries() -> Iterator[Asked]:
-    """Of the committed files."""
+    """The queries of the committed boards."""
     for board in BOARDS:
         needs = {panel.title: panel.needs for panel in board.panels}
         for panel in json.loads((BESIDE / f"{board.name}.json").read_text())["panels"]:

@@ -152,7 +152,7 @@ def _folder_of(incidents: Path, cause: str) -> Path:
 
 
 def _check_stacks(text: str) -> None:
-    """Of both processes, twice, and of several threads each. Raises Failed."""
+    """Check the stacks of both processes, each twice and with several threads. Raises Failed."""
     for process in ("gateway", "engine"):
         parts = text.split(f"\n{process}\n")[1:]
         if len(parts) != 2 or any(part.count("hread ") < 2 for part in parts):

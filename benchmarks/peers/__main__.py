@@ -123,7 +123,7 @@ def _words(text: str, allowed: list[str]) -> list[str]:
 
 
 def _budgets(text: str) -> list[int | None]:
-    """None is the server's own default."""
+    """The token budgets of a text; None is the server's own default."""
     return list(_each_budget(text))
 
 

@@ -47,7 +47,7 @@ class Plan:
     only: list[str] | None
 
     def present(self, recipes: list[Recipe]) -> list[Recipe]:
-        """Those that were asked for and are installed; says which are not."""
+        """The servers that were asked for and are installed; says which are not."""
         found = []
         for recipe in recipes:
             if recipe.group not in self.groups or (self.only and recipe.name not in self.only):

@@ -53,7 +53,7 @@ class Counter(trace_service_pb2_grpc.TraceServiceServicer):
             return {"spans": self._spans, "traces": self._roots, "exports": self._exports}
 
     def missing(self, request_ids: Iterable[str]) -> list[str]:
-        """Those of whose requests no trace has come."""
+        """The requests of which no trace has come."""
         with self._lock:
             return [one for one in request_ids if one not in self._ids]
 
@@ -87,7 +87,7 @@ class SpanReceiver:
         return found
 
     def missing(self, request_ids: Iterable[str]) -> list[str]:
-        """Those of whose requests no trace has come."""
+        """The requests of which no trace has come."""
         found: list[str] = self._asked(json.dumps(sorted(request_ids)))
         return found
 

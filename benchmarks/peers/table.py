@@ -87,7 +87,7 @@ def _against(cells: list[Cell]) -> list[str]:
 def _factors(
     ours: list[Cell], cells: list[Cell], peer: str, figure: str, more_is_better: bool
 ) -> list[float]:
-    """Of each repetition in which both were measured."""
+    """Our advantage in each repetition in which both were measured."""
     found: list[float] = []
     for cell in ours:
         same = [c for c in cells if (c["server"], c["repetition"]) == (peer, cell["repetition"])]

@@ -138,7 +138,7 @@ def write_folder(folder: Path, source: WeightSource, recipe: Recipe) -> Path:
 
 
 def _model_config(spec: ModelSpec) -> dict[str, Any]:
-    """Of a Llama without rope scaling."""
+    """The configuration of a Llama without rope scaling."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": spec.hidden,

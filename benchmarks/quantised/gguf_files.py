@@ -27,8 +27,9 @@ def all_of(kind: Kind) -> Choose:
 
 
 def q4_k_m(name: str, shape: tuple[int, ...]) -> Kind:
-    """As llama.cpp mixes: six bits for values, some of the feed-forward and the embedding; where
-    inputs are no multiple of 256 its Q5_0 and Q8_0 take their place, here Q8_0 for both."""
+    """The kind of a matrix as llama.cpp mixes: six bits for values, some of the feed-forward and
+    the embedding; where inputs are no multiple of 256 its Q5_0 and Q8_0 take their place, here Q8_0
+    for both."""
     if shape[-1] % _K_VALUES:
         return Kind.Q8_0
     layer = int(name.split(".")[1]) if name.startswith("blk.") else 0

@@ -33,9 +33,9 @@ _EIGHT_BITS, _FOURTEEN_BITS = 127, 8191
 
 @dataclass
 class Quality:
-    """Of one way to hold and multiply the weights of one checkpoint. `divergence_nats` is the mean
-    Kullback-Leibler divergence from the unquantised model, `product_nats` that from the same
-    weights in float32: what the product alone costs."""
+    """The quality of one way to hold and multiply the weights of one checkpoint. `divergence_nats`
+    is the mean Kullback-Leibler divergence from the unquantised model, `product_nats` that from the
+    same weights in float32: what the product alone costs."""
 
     checkpoint: str
     product: str
@@ -112,7 +112,7 @@ def native_variant(
     cache: NumberKind = NumberKind.BFLOAT16,
     keeps: bool = True,
 ) -> Variant:
-    """As `--executor native` serves, but for the cache where that is asked for."""
+    """The variant that `--executor native` serves, but for the cache where that is asked for."""
     decoder = NativeDecoder(
         source, LONGEST_TOKENS, weights, cache, torch.bfloat16, threads, keeps=keeps
     )
@@ -129,7 +129,7 @@ def quality_of(
     same_weights: torch.Tensor,
     weight_bytes: float,
 ) -> Quality:
-    """Of float32 logits [tokens, vocab]."""
+    """The quality of float32 logits [tokens, vocab]."""
     loss = functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
     return Quality(
         checkpoint,

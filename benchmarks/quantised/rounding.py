@@ -26,8 +26,8 @@ class Groups:
 
 
 def four_bits(weight: torch.Tensor, group: int, symmetric: bool) -> Groups:
-    """Of float32 [out, in] in groups of so many inputs. Zero points are 1 to 15, those that GPTQ's
-    first format can store."""
+    """The groups of a float32 matrix [out, in], of so many inputs each. Zero points are 1 to 15,
+    those that GPTQ's first format can store."""
     rows = weight.float().view(len(weight), -1, group)
     if symmetric:
         scales = (rows.abs().amax(-1) / 7).half()

@@ -61,7 +61,7 @@ def replicas(fleet: FleetDiagnosis, width: int) -> Panel:
 
 
 def findings(fleet: FleetDiagnosis, width: int) -> Panel:
-    """Those of all replicas, each once."""
+    """The findings of all replicas, each once."""
     text = Text()
     if not fleet.findings:
         text.append("nothing found", style="green")

@@ -146,7 +146,8 @@ def _latencies(client: Client) -> tuple[Distributions, str]:
 
 
 def _tenants(diagnosis: Diagnosis, tenant_of: Callable[[str], str]) -> dict[str, str]:
-    """Of culprits that are requests; others are not known by that name, and left out."""
+    """The tenants of culprits that are requests; others are not known by that name, and left
+    out."""
     found: dict[str, str] = {}
     for culprit in _culprits(diagnosis.findings)[:_TENANTS_ASKED]:
         tenant = tenant_of(culprit)

@@ -17,7 +17,7 @@ OF_CLASS = TraceQuery(tags={"phasescope.slo_class": "${__field.labels.slo_class}
 
 
 def query(store: TraceStore, asked: TraceQuery) -> dict[str, object]:
-    """As in a panel's targets."""
+    """The query as in a panel's targets."""
     source = {"type": store.value, "uid": f"${{{VARIABLE}}}"}
     return {"refId": "A", "datasource": source, **_asked(store, asked)}
 

@@ -36,7 +36,7 @@ def is_server(source: str) -> bool:
 
 
 def server_url(source: str) -> str:
-    """Of a server that is named by its URL or its HOST:PORT; no slash ends it."""
+    """The URL of a server that is named by its URL or its HOST:PORT; no slash ends it."""
     return source.rstrip("/") if "//" in source else f"http://{source.rstrip('/')}"
 
 
@@ -86,7 +86,8 @@ class Client:
         return self._get(f"/debug/requests/{quote(request_id, safe='')}", Explained)
 
     def histograms(self, window: str) -> bytes:
-        """As they came, for `telemetry.stats.histogram_report.merge`. Raises Unreachable."""
+        """The histograms as they came, for `telemetry.stats.histogram_report.merge`. Raises
+        Unreachable."""
         return bytes(self._get(f"/debug/histograms?window={quote(window)}", msgspec.Raw))
 
     def tenant(self, request_id: str) -> str:

@@ -263,7 +263,7 @@ def footer(snapshot: Snapshot) -> Text:
 
 
 def milliseconds(value_ns: int | None) -> str:
-    """With three digits; a dash where nothing was measured."""
+    """The time as text with three digits; a dash where nothing was measured."""
     if value_ns is None:
         return "-"
     value_ms = value_ns / 1e6

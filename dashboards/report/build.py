@@ -183,7 +183,7 @@ def _bounds(spread: Spread | None, first_ns: int, last_ns: int) -> tuple[int, in
 def _moments(
     fold: IncidentFold, times: _Times, drawn: tuple[int, int]
 ) -> tuple[tuple[Moment, ...], int]:
-    """Those in the time that is drawn, verdicts included, and how many more there were."""
+    """The moments in the time that is drawn, verdicts included, and how many more there were."""
     happened = sorted([*fold.moments.all(), *of_verdicts(fold.watch.said)])
     if fold.watch.incidents:
         happened = sorted([*happened, _onset(fold.watch.incidents[-1], times.zero_ns)])

@@ -68,7 +68,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def picture(incident: Incident) -> Picture | None:
-    """None where the record has no time in it."""
+    """The picture of the load; None where the record has no time in it."""
     points, step_s = incident.load, incident.load_step_s
     if not points:
         return None

@@ -24,7 +24,7 @@ def culprits_of(
     begin_ns: int,
     end_ns: int,
 ) -> tuple[Culprit, ...]:
-    """Those that are named, in the order of the findings; then the largest of the ledger, of
+    """The culprits that are named, in the order of the findings; then the largest of the ledger, of
     requests that were live in [begin, end)."""
     by_tenant = _by_tenant(lines.values(), begin_ns, end_ns)
     found: dict[str, Culprit] = {}

@@ -250,7 +250,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those of the server itself."""
+        """The findings of the server itself."""
         return tuple(one for one in self.causes if isinstance(one, Finding))
 
     @property

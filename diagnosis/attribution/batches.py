@@ -89,7 +89,8 @@ class Batches:
             self._found.clear()
 
     def _owned(self, arrivals: Sequence[Arrival]) -> Batch:
-        """Of one tenant if most are its own, by more than chance; of many the first tell."""
+        """The batch of one tenant if most requests are its own, by more than chance; of many
+        requests the first tell."""
         judged, usual = arrivals[:MANY], self._reference.tenants_per_s
         tenant, number = Counter(one.tenant for one in judged).most_common(1)[0]
         share = usual.get(tenant, 0.0) / max(1e-9, sum(usual.values()))

@@ -36,8 +36,8 @@ def _log_beta(one: float, other: float) -> float:
 
 
 def standard_error(spread: float, count: int, known: int) -> float:
-    """Of the difference between the mean of `count` values and that of `known` earlier ones, which
-    is taken as exact where `known` is 0."""
+    """The standard error of the difference between the mean of `count` values and that of `known`
+    earlier ones, which is taken as exact where `known` is 0."""
     return spread * sqrt(1 / max(1, count) + (1 / known if known else 0.0))
 
 

@@ -68,7 +68,7 @@ def queue_contributors(found: EngineTime) -> Charges:
 
 
 def caused_share(found: EngineTime, contributors: Charges) -> float:
-    """Of what was taken beyond the baseline, the part that has a cause: the rest went to requests
+    """The share of what was taken beyond the baseline that has a cause: the rest went to requests
     that chance brought."""
     caused_ns = sum(contributors.values())
     return caused_ns / (caused_ns + found.by_chance_ns) if caused_ns else 0.0

@@ -80,7 +80,7 @@ class GatewayTime:
         return found
 
     def shares(self, begin_ns: int, end_ns: int) -> Charges:
-        """Of the time that requests spent before they were submitted, by cause."""
+        """The shares of the time that requests spent before they were submitted, by cause."""
         stood = self.charged(begin_ns, end_ns)
         counts, _ = whole_ticks(self._aggregator, begin_ns, end_ns)
         work_ns = counts.ingest_work_ns - self._reference.ingest_work_ns * counts.accepted
@@ -90,8 +90,8 @@ class GatewayTime:
 
 
 def wait_shares(aggregator: Aggregator, begin_ns: int, end_ns: int) -> Charges:
-    """Of the time in the queue, the part for blocks, clients, grammars or adapters. The rest is for
-    slots and budget, which others have."""
+    """The share of the time in the queue for blocks, clients, grammars or adapters, by cause. The
+    rest is for slots and budget, which others have."""
     counts, _ = whole_ticks(aggregator, begin_ns, end_ns)
     total_ns = sum(counts.waited_ns.values())
     found = Charges()

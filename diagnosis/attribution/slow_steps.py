@@ -158,8 +158,8 @@ def _mostly_out_of_range(steps: Steps, cost: Cost) -> bool:
 
 
 def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
-    """Of the engine's thread beyond the baseline, scaled to the whole window: ns ready without a
-    CPU, and ns neither running nor ready while there was work."""
+    """The time off the CPU of the engine's thread beyond the baseline, scaled to the whole window:
+    ns ready without a CPU, and ns neither running nor ready while there was work."""
     host = window.host
     if not host.window_ns:
         return 0.0, 0.0

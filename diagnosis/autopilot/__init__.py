@@ -7,6 +7,7 @@ goes back.
     proposal    what a search found, if it may be proposed
     trial       one change, from when it is in force until it is known what came of it
     memory      how long to leave a limit alone, what was rolled back under which load
+    thresholds  every number of the autopilot
     words       decisions as text
     desk        what goes out
     attempt     a change that is applied: measured, kept or rolled back

@@ -193,7 +193,7 @@ class Attempt:
         return bool(in_force) and all(in_force.get(name) == v for name, v in values.items())
 
     def _tell(self, now_ns: int, decision: Decision, reason: Reason, slo_class: str = "") -> None:
-        """With what was measured so far."""
+        """Record a decision with what was measured so far."""
         running, proposal = self.running, self.running.proposal
         measured = running.shares(self._books, now_ns)
         came = words.came(measured, proposal.gaining)

@@ -220,7 +220,7 @@ class Books:
     # What is asked
 
     def tallies(self, begin_ns: int, end_ns: int) -> dict[str, Tally]:
-        """By class, of the requests that were accepted in [begin, end) and are judged."""
+        """Good and judged requests by class, of those accepted in [begin, end)."""
         good: Counter[str] = Counter()
         count: Counter[str] = Counter()
         for one in self._judged:
@@ -230,9 +230,9 @@ class Books:
         return {name: Tally(good[name], number) for name, number in count.items()}
 
     def known(self, begin_ns: int, end_ns: int) -> dict[str, Tally]:
-        """As `tallies`, of each class as long as nearly all of its requests are judged. A late
-        first token is known early and a good request when it has ended: shares of all that are
-        judged are too bad where answers are long."""
+        """Tallies like `tallies`, for each class as long as nearly all of its requests are judged.
+        A late first token is known early and a good request when it has ended: shares of all that
+        are judged are too bad where answers are long."""
         judged: defaultdict[str, list[tuple[int, bool]]] = defaultdict(list)
         running: defaultdict[str, list[int]] = defaultdict(list)
         for one in self._judged:
@@ -251,9 +251,9 @@ class Books:
         return found
 
     def all_known_until(self, names: Collection[str], begin_ns: int, end_ns: int) -> int:
-        """Of all requests of these classes that were accepted in [begin, the returned time) it is
-        known whether they are good. The first to end are the fast ones: shares of those that have
-        ended are too good."""
+        """Until when, in ns, it is known of all requests of these classes that were accepted since
+        `begin_ns` whether they are good. The first to end are the fast ones: shares of those that
+        have ended are too good."""
         for live in self._live.values():  # in the order of their arrival
             if live.accepted_ns >= end_ns:
                 break
@@ -262,7 +262,7 @@ class Books:
         return end_ns
 
     def load(self, begin_ns: int, end_ns: int) -> Load:
-        """Of [begin, end), as far as it was watched."""
+        """The load of [begin, end), as far as it was watched."""
         begin_ns = max(begin_ns, end_ns if self._begun_ns is None else self._begun_ns)
         if len(self._arrived) == _MOST_KEPT:  # older ones are gone
             begin_ns = min(end_ns, max(begin_ns, self._arrived[0][0]))
@@ -270,7 +270,7 @@ class Books:
         return Load((end_ns - begin_ns) / 1e9, len(tokens), sum(tokens))
 
     def missed_classes(self, now_ns: int) -> list[str]:
-        """Those that miss their objective beyond chance in the last window."""
+        """The classes that miss their objective beyond chance in the last window."""
         found = []
         for name, one in self._last_window(now_ns).items():
             objective = self._policy.of(name).objective
@@ -292,7 +292,8 @@ class Books:
         return self._window
 
     def overdue(self, names: Collection[str], now_ns: int) -> dict[str, int]:
-        """By class: requests that wait, and have waited for more than half of their TTFT target."""
+        """How many requests of each class wait, and have waited for more than half of their TTFT
+        target."""
         found = dict.fromkeys(names, 0)
         for live in self._live.values():
             if live.slo_class in found and not live.is_admitted:

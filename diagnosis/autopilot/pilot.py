@@ -176,7 +176,7 @@ class Pilot:
                 self._rest(now_ns)
 
     def _allowed(self, found: Proposal, now_ns: int) -> Proposal | Refusal:
-        """By what was before."""
+        """The proposal if what was before allows it, else why not."""
         memory, load = self.memory, self.books.load(now_ns - BEFORE_WINDOW_NS, now_ns)
         if memory.stopped & found.values.keys():
             reason = Reason.OPERATOR

@@ -61,7 +61,8 @@ def consider(
     in_force: Mapping[str, LimitValue],
     before: Mapping[str, Tally],
 ) -> Proposal | Refusal | None:
-    """None where the search found no gain."""
+    """What a search found, as a proposal, or why it is refused; None where the search found no
+    gain."""
     trial = answer.best_runtime
     if trial is None or not trial.settings:
         return None
@@ -181,7 +182,7 @@ def _leads(best: LimitValue, ours: LimitValue, back: LimitValue) -> bool:
 
 
 def _size(value: LimitValue) -> float | None:
-    """None of what is no number; no limit is the largest one."""
+    """A limit as a number; None for what is no number. No limit is the largest one."""
     if value is None:
         return inf
     return None if isinstance(value, bool | str | dict) else float(value)

@@ -69,7 +69,7 @@ class Running:
         self.had_backlog = frozenset(name for name, waiting in overdue.items() if waiting)
 
     def measured(self, books: Books, now_ns: int) -> dict[str, Tally]:
-        """By class, since it counts for it."""
+        """The tallies of each class since the change counts for it."""
         if self.applied_ns is None:
             return {}
         found = books.known(self.applied_ns, now_ns)
@@ -94,7 +94,7 @@ class Running:
         return min((one for one in counts if one is not None), default=None)
 
     def judge(self, books: Books, now_ns: int) -> Result | None:
-        """None while it is not known."""
+        """What came of the change; None while it is not known."""
         assert self.applied_ns is not None
         self._settle(books, now_ns)
         found = self.measured(books, now_ns)

@@ -160,7 +160,7 @@ class Buckets:
         self._groups: dict[int, Counts] = {}
 
     def at(self, at_ns: int) -> Counts:
-        """Those of a moment, to be added to at once."""
+        """The counts of a moment, to be added to at once."""
         index = at_ns // BUCKET_NS
         if self._groups:
             self._groups.pop(index // _GROUP_TICKS, None)

@@ -61,8 +61,9 @@ _LIMITS = (
 
 
 class StageStats(NamedTuple):
-    """Of one tick or of a longer window: requests' time by stage, completions by stage, and the
-    time that running sequences were stopped for (a client that does not read, or preemption)."""
+    """The time of one tick or of a longer window: requests' time by stage, completions by stage,
+    and the time that running sequences were stopped for (a client that does not read, or
+    preemption)."""
 
     live_ns: tuple[float, ...]
     done: tuple[float, ...]
@@ -236,7 +237,7 @@ class ChangeDetector:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Of each sum, and of the highest of the tenants' first tokens."""
+        """The level of each sum, and of the highest of the tenants' first tokens."""
         firsts = max((one.level for one in self._firsts.values()), default=0.0)
         return (*(one.level for one in self._sums), firsts)
 

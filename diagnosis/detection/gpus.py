@@ -45,8 +45,8 @@ class GpuUsual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUsual(msgspec.Struct, frozen=True):
-    """Of the time of the steps: the share in which the device had nothing to do between two of
-    them, and in which the other ranks waited for the slowest one. None: not measured."""
+    """Shares of the time of the steps: in which the device had nothing to do between two of them,
+    and in which the other ranks waited for the slowest one. None: not measured."""
 
     bubble_share: float | None = None
     skew_share: float | None = None
@@ -89,7 +89,7 @@ def device_usual(steps: Steps) -> DeviceUsual:
 
 
 def _share(steps: Steps, column: str) -> float | None:
-    """Of the time of the steps that have it."""
+    """The time in the column as a share of the time of the steps that have it."""
     if not len(steps):
         return None
     spent = getattr(steps, column)

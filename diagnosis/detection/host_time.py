@@ -36,7 +36,7 @@ class HostTime(NamedTuple):
 
     @property
     def lost_ns(self) -> float:
-        """Of `busy_ns`, the part in which the thread neither ran nor was ready to run."""
+        """The part of `busy_ns` in which the thread neither ran nor was ready to run, in ns."""
         return max(0.0, self.busy_ns - self.run_ns - self.wait_ns) if self.run_ns else 0.0
 
 

@@ -45,10 +45,10 @@ class LateKind(StrEnum):
 
 
 class Tails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a baseline: percentiles of the gaps (weighted by rows), of first tokens by class ("" is
-    all of them) and of deliveries, in ns; the mean time of a request before its submission and to
-    its first token. None, or an absent class: too few to say. `most_at_once` is the largest number
-    of requests that came within AT_ONCE_NS, `blows_per_s` how often each cause made requests
+    """The tails of a baseline: percentiles of the gaps (weighted by rows), of first tokens by class
+    ("" is all of them) and of deliveries, in ns; the mean time of a request before its submission
+    and to its first token. None, or an absent class: too few to say. `most_at_once` is the largest
+    number of requests that came within AT_ONCE_NS, `blows_per_s` how often each cause made requests
     late."""
 
     gap_high_ns: float | None = None
@@ -145,7 +145,7 @@ class LateLog:
             self.late.append(Late(LateKind.DELIVERY, request, begin_ns, end_ns, limit_ns))
 
     def between(self, begin_ns: int, end_ns: int) -> list[Late]:
-        """Those that ended within [begin, end), the last one first."""
+        """The late tokens that ended within [begin, end), the last one first."""
         found: list[Late] = []
         for one in reversed(self.late):
             if one.end_ns < begin_ns - LATE_ORDER_NS:

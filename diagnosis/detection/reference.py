@@ -111,7 +111,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computed_share(self) -> float:
-        """Of prompt tokens, the part that this engine computes."""
+        """The share of prompt tokens that this engine computes."""
         return 1 - self.hit_share - self.received_share
 
 
@@ -236,7 +236,7 @@ def _skew(values: Sequence[float]) -> float:
 
 
 def _older_share(lengths: Sequence[int], limit: float) -> float:
-    """Of the sequences that run at a moment, the part that has more than `limit` tokens already:
+    """The share of the sequences that run at a moment and have more than `limit` tokens already:
     the mean of what is beyond it over the mean length (renewal theory)."""
     return sum(max(0.0, length - limit) for length in lengths) / max(1, sum(lengths))
 

@@ -62,6 +62,6 @@ class RequestState:
 
     @property
     def affected(self) -> AffectedRequest:
-        """As one that a finding tells of."""
+        """The request as one that a finding tells of."""
         elapsed_ns = self.entered_ns - self.begun_ns
         return AffectedRequest(self.request_id, self.trace_id, self.tenant, elapsed_ns)

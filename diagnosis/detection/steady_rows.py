@@ -115,7 +115,7 @@ class SteadyRows:
         self._gaps_ns.clear()
 
     def clear(self) -> None:
-        """None is steady; what they had is settled before."""
+        """Forget all steady streams; what they had is settled before."""
         self.settle()
         self._since.clear()
         self._limit_ns = NEVER_NS

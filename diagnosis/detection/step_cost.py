@@ -111,7 +111,8 @@ def fit_cost(steps: Steps) -> Cost | None:
 
 
 class SpeedDrift:
-    """Of one process. Log ratios of measured to predicted time, the newest SPEEDS_KEPT."""
+    """The drift of one process's speed: log ratios of measured to predicted time, the newest
+    SPEEDS_KEPT."""
 
     def __init__(self) -> None:
         self._squares: deque[float] = deque(maxlen=SPEEDS_KEPT)
@@ -137,7 +138,7 @@ def _step_terms(steps: Steps) -> np.ndarray:
 
 
 def _common_max(features: np.ndarray) -> Columns:
-    """Of each feature the largest value that COMMON_SHARE of the steps reached."""
+    """The largest value of each feature that COMMON_SHARE of the steps reached."""
     rank = min(len(features), max(COMMON_STEPS, int(COMMON_SHARE * len(features))))
     ordered = np.sort(features, axis=0)
     return tuple(map(float, ordered[-rank]))

@@ -84,7 +84,7 @@ class Steps:
         return found
 
     def budgeted(self, started: EngineStarted | None) -> Steps:
-        """Those whose budget was configured: by a number of tokens, or by a target that was set
+        """The steps whose budget was configured: by a number of tokens, or by a target that was set
         for all requests. An automatic budget is as large as the time of the step allows."""
         if started is not None and started.itl_target_ns is not None:
             return self

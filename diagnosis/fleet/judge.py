@@ -203,7 +203,7 @@ def _unsure(judged: Sequence[Replica]) -> Iterator[Unsure]:
 
 
 def _bad(replica: Replica, judged: Sequence[Replica]) -> BadReplica | None:
-    """None for a replica that has no finding and is not slow."""
+    """The replica as a bad one; None where it has no finding and is not slow."""
     causes = _causes(replica)
     described = _described(replica, judged, causes[0] if causes else None)
     return described if causes or described.is_slow else None

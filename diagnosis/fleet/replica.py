@@ -63,7 +63,7 @@ class Replica:
 
     @property
     def requests(self) -> int:
-        """Those of the last minute: ended, and in flight now."""
+        """Number of requests of the last minute: ended, and in flight now."""
         ended = sum(v.count for (m, _), v in self.latencies.items() if m is Measure.TOKENIZE)
         return ended + self.running + self.waiting
 
@@ -97,7 +97,7 @@ class Replica:
         return {kind: merged(values) for kind, values in parts.items()}
 
     def requests_by_tenant(self) -> Counter[str]:
-        """Those that ended in the last minute."""
+        """Number of requests by tenant that ended in the last minute."""
         found: Counter[str] = Counter()
         for (m, cell), values in self.latencies.items():
             if m is Measure.TOKENIZE:

@@ -49,7 +49,7 @@ _SIDES: dict[Symptom, Side] = {
 
 
 def side_of(finding: Finding) -> Side:
-    """Of a missed promise its form decides."""
+    """Whose fault a finding is. Of a missed promise its form decides."""
     if finding.symptom is not S.SLO_MISSED:
         return _SIDES[finding.symptom]
     return _of_form(finding.promises[0].form) if finding.promises else Side.TRAFFIC

@@ -55,8 +55,8 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all replicas together. `said` is the verdict in words; `latencies` are of the last minute,
-    by measure."""
+    """The diagnosis of all replicas together. `said` is the verdict in words; `latencies` are of
+    the last minute, by measure."""
 
     said: tuple[str, ...]
     verdict: FleetVerdict

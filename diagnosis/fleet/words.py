@@ -65,7 +65,7 @@ def _bad(bad: BadReplica) -> str:
 
 
 def compared_text(compared: Comparison) -> str:
-    """By how much, against whom, on which requests."""
+    """How much slower a replica is, than whom, and on which requests."""
     what = f"{compared.measure.value.upper()} p{100 * compared.quantile:.0f}"
     value_ms, median_ms = compared.value_ns / 1e6, compared.median_ns / 1e6
     others = "the other's" if compared.others == 1 else f"the median of {compared.others} others,"

@@ -25,14 +25,14 @@ from diagnosis.symptoms import Symptom
 
 
 def counted_findings(case: Case) -> list[ImportedFinding]:
-    """Of the stretch that is judged."""
+    """The findings that are counted, of the stretch that is judged."""
     found = [_thrash(case), _hung(case), _failed(case), _lost(case)]
     return [one for one in found if one is not None]
 
 
 def steady_findings(case: Case) -> list[ImportedFinding]:
-    """Of a whole record that is not compared with anything: a queue that is most of the time to
-    the first token, and no burst."""
+    """The findings of a whole record that is not compared with anything: a queue that is most of
+    the time to the first token, and no burst."""
     queue, prefill = case.now.get(Q.QUEUE_EACH), case.now.get(Q.PREFILL_EACH)
     if queue is None or prefill is None or case.now.get(Q.WAITING, 0.0) < LEAST_WAITING:
         return []

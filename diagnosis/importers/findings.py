@@ -28,7 +28,7 @@ def shown(case: Case, *names: Q) -> tuple[Evidence, ...]:
 def finding(
     case: Case, symptom: Symptom, claim: str, *names: Q, share: float | None = None
 ) -> ImportedFinding | None:
-    """None where the record has no way to tell the cause."""
+    """The finding of a symptom; None where the record has no way to tell the cause."""
     way = told_by(symptom, case.record.seen).way
     if way is None:
         return None
@@ -110,7 +110,8 @@ def _of_prompts_beside(case: Case, share: float) -> ImportedFinding | None:
 
 
 def _of_batch(case: Case, share: float) -> ImportedFinding | None:
-    """With the same demand, more run together because each takes longer."""
+    """The finding that, with the same demand, more requests run together because each takes
+    longer."""
     if case.answers_grew is False:
         return None
     found = finding(
@@ -121,7 +122,7 @@ def _of_batch(case: Case, share: float) -> ImportedFinding | None:
 
 
 def _with_parts(case: Case, found: ImportedFinding | None) -> ImportedFinding | None:
-    """With how much of the longer time per token goes with what."""
+    """The finding with evidence of how much of the longer time per token goes with what."""
     if found is None:
         return None
     parts = (name.of(case.explained.get(name)) for name in (Q.BY_PROMPTS, Q.BY_BATCH, Q.BY_NEITHER))

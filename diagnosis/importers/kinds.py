@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """As `phasescope diagnose --from` takes them."""
+    """The kinds of evidence, as `phasescope diagnose --from` takes them."""
 
     VLLM_OTLP = "vllm-otlp"
     VLLM_METRICS = "vllm-metrics"

@@ -31,7 +31,8 @@ _PARTS: dict[Q, Callable[[RequestSeen], float | None]] = {
 
 @dataclass(frozen=True)
 class _Beside:
-    """Of one request while it decodes: others that prefill and that decode, in the mean."""
+    """What ran beside one request while it decoded: others that prefill and that decode, in the
+    mean."""
 
     at_ns: int
     token_ms: float
@@ -114,9 +115,9 @@ class RequestRecord:
     def _add_load(
         self, measured: Measures, found: Sequence[RequestSeen], spans: Sequence[Span]
     ) -> None:
-        """By Little's law: how many wait is their rate times how long each does; never more than
-        there are. The whole record lasts until its last end: a burst would else wait and run within
-        the moment in which it came."""
+        """Add the load by Little's law: how many wait is their rate times how long each does; never
+        more than there are. The whole record lasts until its last end: a burst would else wait and
+        run within the moment in which it came."""
         length_ns = sum(span.end_ns - span.begin_ns for span in spans)
         if len(found) == self.count:
             length_ns = max(length_ns, self._end_ns - self._starts[0])

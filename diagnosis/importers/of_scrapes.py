@@ -106,7 +106,8 @@ class ScrapeRecord:
         return measured
 
     def explained(self, now: Sequence[Span], usual: Sequence[Span]) -> Measures:
-        """By ticks: prompt tokens computed a second, and requests that run."""
+        """How much of the longer time per token goes with prompt tokens computed a second, with
+        requests that run, and with neither; fitted over ticks."""
         units: list[tuple[float, float, float]] = []
         for tick in self.ticks():
             one = self._unit([tick])
@@ -221,8 +222,8 @@ def _whole(scrapes: Sequence[Scrape]) -> list[Scrape]:
 
 
 def _names(scrapes: Sequence[Scrape]) -> frozenset[str]:
-    """Of the metrics that most scrapes have, or the last, as counters that begin with their first
-    event."""
+    """The names of the metrics that most scrapes have, or the last, as counters that begin with
+    their first event."""
     counts = Counter(name for one in scrapes for name in one.values)
     most = {name for name, count in counts.items() if 2 * count > len(scrapes)}
     return frozenset(most).union(*(one.values for one in scrapes[-1:]))

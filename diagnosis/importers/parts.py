@@ -65,7 +65,7 @@ class Case:
         return bool(self.usual)
 
     def more(self, name: Q) -> float:
-        """By how much a series grew, 0 where the change is none."""
+        """How much a series grew, 0 where the change is none."""
         if name not in self.now or name not in self.usual:
             return 0.0
         now, usual = self.now[name], self.usual[name]
@@ -73,14 +73,16 @@ class Case:
         return now - usual if is_change else 0.0
 
     def ratio(self, name: Q) -> float | None:
-        """None where one of both is not measured, or was 0."""
+        """How many times as large a series is now as usual; None where one of both is not measured,
+        or was 0."""
         if name not in self.now or not self.usual.get(name):
             return None
         return self.now[name] / self.usual[name]
 
     @property
     def demand_ratio(self) -> float | None:
-        """Of the tokens that are asked for in a second; None where that is unknown."""
+        """How many times as many tokens are asked for in a second as usual; None where that is
+        unknown."""
         rate = self.ratio(Q.REQUESTS_PER_S)
         if rate is None:
             return None
@@ -130,8 +132,8 @@ def _of_queue(case: Case) -> dict[Part, float]:
 
 
 def _of_prefill(case: Case) -> dict[Part, float]:
-    """As much as the tokens to compute grew is explained by them: longer prompts, or fewer of them
-    cached. The rest is slower prefill."""
+    """The parts of longer prefill. As much of it as the tokens to compute grew by is explained by
+    longer prompts, or fewer of them cached. The rest is slower prefill."""
     more = case.more(Q.PREFILL_EACH)
     prompt, before = case.now.get(Q.PROMPT_EACH), case.usual.get(Q.PROMPT_EACH)
     if not more or not prompt or not before:
@@ -187,7 +189,7 @@ def _missed_each(case: Case) -> float:
 
 
 def _missed_share(case: Case) -> float:
-    """Of the prompt tokens that are computed beyond the usual."""
+    """The share of missed cache hits in the prompt tokens that are computed beyond the usual."""
     rate, before, now = case.ratio(Q.REQUESTS_PER_S), _computed(case.usual), _computed(case.now)
     if rate is None or before is None or now is None:
         return 0.0

@@ -6,7 +6,7 @@ from diagnosis.evidence import Quantity, Unit
 
 
 class Imported(Quantity):
-    """Of a stretch of the record."""
+    """What is measured of a stretch of the record."""
 
     REQUESTS_PER_S = "requests_per_s", Unit.PER_S, "requests that came"
     FRONT_EACH = "front_each", Unit.MS, "a request's time before the queue"

@@ -79,7 +79,7 @@ def opened(path: Path) -> BinaryIO | gzip.GzipFile:
 
 
 def first_bytes(path: Path, count: int) -> bytes:
-    """Of its text, fewer where it ends before. Raises NotImportable."""
+    """The first bytes of a file's text, fewer where it ends before. Raises NotImportable."""
     with opened(path) as file:
         return _read(file, path, count)
 

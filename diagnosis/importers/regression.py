@@ -11,7 +11,7 @@ from diagnosis.importers.thresholds import LEAST_FIT, LEAST_UNITS
 
 
 class Slopes(NamedTuple):
-    """Of the value over each of its reasons."""
+    """The slope of the value over each of its two reasons."""
 
     by_prompts: float
     by_batch: float

@@ -42,7 +42,7 @@ _COUNTS = (Q.WAITING, Q.PREEMPTED)
 
 
 class Usual(NamedTuple):
-    """Of one series: what is usual in a tick, and how much that varies."""
+    """What is usual of one series in a tick, and how much that varies."""
 
     value: float
     spread: float
@@ -76,7 +76,8 @@ def pieces(span: Span, records: int) -> list[Span]:
 
 
 def find_change(record: Record) -> Change | None:
-    """None where no stretch of it is later than the rest, or there is too little to compare."""
+    """The stretch that is later than the rest; None where there is none, or too little to
+    compare."""
     ticks = record.ticks()
     if len(ticks) < LEAST_TICKS:
         return None
@@ -106,7 +107,7 @@ def _find(ticks: Sequence[Span], late: Sequence[float]) -> tuple[list[Span], lis
 
 
 def _lateness(known: Mapping[Q, Usual], found: Measures) -> float:
-    """Of a tick: that of its latest series."""
+    """How late a tick is, in spreads: that of its latest series."""
     late = (usual.change(found[one]) for one, usual in known.items() if one in found)
     return min(PIECE_CLIP, max(late, default=0.0))
 
@@ -121,7 +122,7 @@ def given_change(record: Record, now: Span, usual: Span) -> Change:
 def usual_of(
     measured: Sequence[Measures], share: float = CALM_SHARE, wider: float = 1.0
 ) -> dict[Q, Usual]:
-    """Of each series that most ticks have, by this share of the ticks."""
+    """What is usual of each series that most ticks have, by this share of the ticks."""
     calm: dict[Q, list[float]] = {}
     for one in SERIES:
         values = sorted(tick[one] for tick in measured if one in tick)

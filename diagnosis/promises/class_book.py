@@ -106,8 +106,8 @@ class ClassBook:
         return found
 
     def ttft_p95_ns(self, now_ns: int) -> float | None:
-        """Of first tokens in the short window, and of requests that wait beyond the target, as long
-        as they have."""
+        """The p95 of the first tokens in the short window, and of the waits of requests that wait
+        beyond the target, as long as they have, in ns."""
         waiting = [now_ns - request.accepted_ns for request in self.overdue.values()]
         return quantile([ttft_ns for _, ttft_ns in self._first_tokens] + waiting, _SHOWN_QUANTILE)
 

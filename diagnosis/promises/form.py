@@ -145,8 +145,9 @@ class Situation:
 
 
 def _cache_tokens(started: EngineStarted) -> int:
-    """As the engine itself says it, if it does: where layers are of several kinds, a sequence has
-    blocks of each, so that there is room for less than all blocks would hold."""
+    """Tokens that the cache holds, as the engine itself says it, if it does: where layers are of
+    several kinds, a sequence has blocks of each, so that there is room for less than all blocks
+    would hold."""
     told = started.settings.get(_CACHE_SIZE, "")
     is_number = told.isdecimal() and len(told) < _DIGITS
     return int(told) if is_number else started.blocks_total * started.block_tokens

@@ -170,7 +170,7 @@ def _beyond(name: str, value_ms: float | None, target_ms: float) -> str:
 
 
 def _evidence(worst: MissedPromise) -> tuple[Evidence, ...]:
-    """Of the class that burns fastest."""
+    """The evidence of the class that burns fastest."""
     return (
         Promised.MISSED_SHARE.of(worst.missed / max(1, worst.requests)),
         Promised.OBJECTIVE.of(worst.objective),

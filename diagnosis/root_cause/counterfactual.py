@@ -155,7 +155,8 @@ class _Comparison:
         self._moved = moved
 
     def gain(self, cause: Cause, intervention: Intervention) -> Gain | None:
-        """None when too few requests are left to compare."""
+        """What an intervention would have spared; None when too few requests are left to
+        compare."""
         spared = self._compare(intervention)
         if spared is None:
             return None

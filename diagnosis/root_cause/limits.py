@@ -29,7 +29,8 @@ def chunked_prefill(question: Question) -> dict[str, object] | None:
 
 
 def more_blocks(question: Question) -> dict[str, object]:
-    """As many blocks as in the baseline, or many more: the replay says whether that helps."""
+    """Limits with as many blocks as in the baseline, or many more: the replay says whether that
+    helps."""
     blocks, baseline = question.run.limits.blocks_total, question.baseline
     if baseline is not None and baseline.blocks_total > blocks:
         return {"blocks_total": baseline.blocks_total}

@@ -21,7 +21,7 @@ Names = tuple[int, ...]
 
 
 def restored_prefixes(question: Question) -> dict[int, Names]:
-    """By sequence, the names of the blocks with which its prompt is to begin; empty where as many
+    """The names of the blocks with which each sequence's prompt is to begin; empty where as many
     hit the cache as in the reference."""
     if question.reference is None:
         return {}
@@ -74,7 +74,7 @@ def _restored(
 def _most_hit(
     before: list[RecordedSequence], hits: Mapping[int, int], size: int
 ) -> dict[str, Names]:
-    """By tenant, the block names that were hit most often."""
+    """The block names that were hit most often, by tenant."""
     by_tenant: dict[str, Counter[Names]] = {}
     for one in before:
         names = tuple(one.block_aliases[: hits[one.seq_id] // size])

@@ -24,7 +24,7 @@ class Question:
 
     @property
     def limits_before(self) -> EngineStarted | Limits | None:
-        """Those of the baseline, else those in force at the end of the reference."""
+        """The limits of the baseline, else those in force at the end of the reference."""
         reference = self.reference
         if self.baseline is not None or reference is None:
             return self.baseline

@@ -124,9 +124,9 @@ def root_cause(
     progress: Callable[[str], None] = lambda what: None,
     policy: SloPolicy | None = None,
 ) -> RootCause:
-    """Of the last engine in the journal. Without a window, that of the journal's diagnosis is
-    explained, against the time before its onset or against the limits of a baseline. With a policy
-    the best settings for its SLO classes are searched, too.
+    """The root cause for the last engine in the journal. Without a window, that of the journal's
+    diagnosis is explained, against the time before its onset or against the limits of a baseline.
+    With a policy the best settings for its SLO classes are searched, too.
 
     Raises NotReplayable, JournalError.
     """

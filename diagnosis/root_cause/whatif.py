@@ -44,7 +44,7 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(costs: Iterable[IterationCost]) -> CostReport:
-        """Of at least one; one that occurs several times counts once."""
+        """The report on at least one cost; one that occurs several times counts once."""
         fits = list({id(one): one for one in costs}.values())
         turns = sum(one.iterations for one in fits)
 

@@ -241,7 +241,8 @@ class RoutedDiagnoser:
             self.verdict = RoutedVerdict((), 0, 0, False, abstentions(self._seen, 0))
 
     def _first(self, sequence: Sequence, at_ns: int) -> First:
-        """Of a sequence whose first token has come at `at_ns`, or has not come until then."""
+        """How long a sequence's first token took, which has come at `at_ns`, or has not come until
+        then."""
         engine = self._engines.now.get(sequence.engine)
         budget = None if engine is None else engine.signal.budget_tokens
         waited_ns = wait_ns(sequence, at_ns, self._engines.cost, budget)

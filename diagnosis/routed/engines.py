@@ -24,7 +24,7 @@ class Engine:
 
 
 class Engines:
-    """Those that have joined and not left, by name."""
+    """The engines that have joined and not left, by name."""
 
     def __init__(self) -> None:
         self.now: dict[str, Engine] = {}

@@ -6,7 +6,7 @@ from diagnosis.evidence import Quantity, Unit
 
 
 class Routed(Quantity):
-    """Of the window that is judged, as the gateway sees it. *usual* is of the time before."""
+    """What the gateway measures of the window that is judged. *usual* is of the time before."""
 
     # replica_slow
     STEP_FACTOR = "step_factor", Unit.TIMES, "length of its steps over the others' of equal size"
@@ -44,7 +44,7 @@ class Routed(Quantity):
 
 
 class Transferred(Quantity):
-    """Of KV that comes from other engines, as the engine that decodes sees it. *usual* is of the
+    """What the engine that decodes measures of KV that comes from other engines. *usual* is of the
     time before."""
 
     TRANSFERS = "transfers", Unit.SEQUENCES, "whose KV came whole"

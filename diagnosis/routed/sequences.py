@@ -33,7 +33,8 @@ class Sequence:
 
     @property
     def to_compute_tokens(self) -> int:
-        """Of its prompt: all, as long as nothing is known of what was found there."""
+        """The tokens of its prompt to compute: all, as long as nothing is known of what was found
+        there."""
         return self.prompt_tokens if self.computed_tokens is None else self.computed_tokens
 
     @property
@@ -42,8 +43,8 @@ class Sequence:
 
 
 class Sequences:
-    """Those that are at engines. A sequence belongs to the request that was routed to that engine
-    at that moment; further sequences of a request have no route of their own."""
+    """The sequences that are at engines. A sequence belongs to the request that was routed to that
+    engine at that moment; further sequences of a request have no route of their own."""
 
     def __init__(self) -> None:
         self.live: OrderedDict[int, Sequence] = OrderedDict()

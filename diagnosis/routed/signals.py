@@ -15,7 +15,7 @@ _KEPT = 4096
 
 
 class EngineSignal:
-    """Of one incarnation of an engine, which joined at `joined_ns`."""
+    """The last report of one incarnation of an engine, which joined at `joined_ns`."""
 
     def __init__(self, joined_ns: int) -> None:
         self.report: EngineReported | None = None
@@ -32,7 +32,7 @@ class EngineSignal:
 
     @property
     def budget_tokens(self) -> int | None:
-        """Of a step, by the last report; None without one."""
+        """The token budget of a step, by the last report; None without one."""
         return None if self.report is None else self.report.budget_tokens
 
     def age_ns(self, now_ns: int) -> int:

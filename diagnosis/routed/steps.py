@@ -18,7 +18,7 @@ from telemetry.facts.fleet.sequence_records import TokensReceived
 
 
 class EngineSteps:
-    """Of one engine. `busy_ns` counts up the time between such frames."""
+    """The steps of one engine. `busy_ns` counts up the time between such frames."""
 
     def __init__(self) -> None:
         self.busy_ns = 0

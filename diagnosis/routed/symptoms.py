@@ -100,5 +100,5 @@ class RoutedVerdict(msgspec.Struct, frozen=True):
 
 
 def runbook_of(symptom: FleetSymptom) -> str:
-    """As findings name it."""
+    """The path of a symptom's runbook, as findings name it."""
     return f"runbooks/fleet/{symptom.value}.md"

@@ -130,7 +130,7 @@ class Ticks:
 
 
 def summed(ticks: Iterable[Tick]) -> dict[str, Cell]:
-    """By engine."""
+    """The cells of these ticks added up, by engine."""
     found: dict[str, Cell] = {}
     for tick in ticks:
         for engine, cell in tick.cells.items():

@@ -41,8 +41,8 @@ class Window:
         return relative(engine, self.cells)
 
     def slower_share(self, engine: str) -> float:
-        """Of the ticks in which its pace and others' are known, those in which it was slower by
-        SLOW_IN_TICK: a single long step is in one of them. 0: of too few ticks."""
+        """The share of the ticks in which the engine was slower by SLOW_IN_TICK, of those in which
+        its pace and others' are known: a single long step is in one of them. 0 of too few ticks."""
         found = [relative(engine, tick.cells, 1) for tick in self.recent]
         known = [one for one in found if one is not None]
         if len(known) < LEAST_PACE_TICKS:
@@ -55,7 +55,7 @@ class Window:
     # Waits
 
     def late_ns(self, first: First) -> int | None:
-        """By how much a first token is later than usual; None: what is usual is not known."""
+        """How much later than usual a first token is, in ns; None: what is usual is not known."""
         if self.usual_wait_ns is None:
             return None
         late_ns = first.wait_ns - self.usual_wait_ns
@@ -105,7 +105,7 @@ class Window:
         return found.most_common(1)[0] if found else None
 
     def usual_share(self, prefix: int) -> float | None:
-        """Of the requests before; None without history."""
+        """The share of the requests before that had this prefix; None without history."""
         routed = sum(tick.routed for tick in self.past_ticks)
         if not routed:
             return None

@@ -5,6 +5,8 @@
     forecast, excerpt, judged     one setting: the part that is replayed, the verdicts at its end
     replicas, wider, alone        less demand, wider batches than recorded, requests on their own
     settings, pressure            settings by name; where requests wait
+    answered                      a missed promise with what a search says of it
+    thresholds                    every number that decides a search
 
 It reads a recorded run, changes nothing on a server, and decides nothing: that is for the operator,
 or the autopilot.

@@ -43,7 +43,7 @@ class _Alone:
 def impossible_of(
     run: RecordedRun, cost: IterationCost, policy: SloPolicy, missed: Collection[str]
 ) -> Impossible:
-    """Of the requests in `missed`."""
+    """Which of the requests in `missed` would be late alone on this machine."""
     classes = {
         fact.request_id: policy.of(fact.slo_class)
         for fact in run.others
@@ -79,7 +79,7 @@ def _alone(cost: IterationCost, prompt_tokens: int, cached_tokens: int) -> _Alon
 
 
 def _cached_tokens(run: RecordedRun) -> dict[int, int]:
-    """By sequence: the tokens at its beginning that an earlier sequence had, too."""
+    """How many tokens at the beginning of each sequence an earlier sequence had, too."""
     seen: set[int] = set()
     found: dict[int, int] = {}
     for seq_id, sequence in run.sequences.items():

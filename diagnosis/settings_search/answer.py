@@ -137,7 +137,7 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remedy(self) -> Remedy | None:
-        """None where nothing is missing, or nothing that was tried helps."""
+        """What would help; None where nothing is missing, or nothing that was tried helps."""
         if self.compared.is_met:
             return None
         if self._recovers(self.best_runtime):
@@ -148,7 +148,8 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def form(self) -> Form | None:
-        """None where every objective is met. The first that holds, in the order of `Form`."""
+        """In which form the objectives are missed: the first that holds, in the order of `Form`.
+        None where every objective is met."""
         if self.compared.is_met:
             is_met = self.present.is_met and all(one.is_met for one in self.recorded.values())
             return None if is_met else Form.OUTSIDE

@@ -120,7 +120,8 @@ class Climb:
         return less.score[0] >= point.score[0] - loss and less.score[1] >= point.score[1] - loss
 
     def _at(self, chosen: Chosen, only_runtime: bool) -> Point | None:
-        """None where it is not possible, worse for a class than the present, or one too many."""
+        """The point of these settings; None where it is not possible, worse for a class than the
+        present, or one too many."""
         values = {name: value for one in chosen.values() for name, value in one.items()}
         try:
             settings = settings_of(values, self._start, self._now)

@@ -221,7 +221,8 @@ def _has_length(sequence: RecordedSequence) -> bool:
 def _with_length(
     sequence: RecordedSequence, lengths: Sequence[int], outputs: int
 ) -> RecordedSequence:
-    """With at most as many outputs as another sequence that had more than this one has so far."""
+    """The sequence with at most as many outputs as another one that had more than this one has so
+    far."""
     had = max(outputs, sequence.end.output_tokens if sequence.end is not None else 0)
     longer = [length for length in lengths if length > had]
     if not longer:
@@ -276,8 +277,8 @@ def _setup(run: RecordedRun, begin_ns: int) -> list[Command]:
 def _gateway_facts(
     run: RecordedRun, begin_ns: int, end_ns: int, sequences: dict[int, RecordedSequence]
 ) -> list[Fact]:
-    """Of requests accepted in the excerpt. One that has not ended in the record gets an end, which
-    a replay moves to its last token."""
+    """The facts of requests accepted in the excerpt. One that has not ended in the record gets an
+    end, which a replay moves to its last token."""
     accepted = {
         fact.request_id: fact.at_ns
         for fact in run.others

@@ -76,8 +76,9 @@ class Forecaster:
         *,
         with_backlog: bool = True,
     ) -> Replayed:
-        """With the recorded noise, if no other is given. `with_backlog` false leaves out what
-        waited before the excerpt begins. Raises NotPossible."""
+        """The replay of these settings, with the recorded noise if no other is given.
+        `with_backlog` false leaves out what waited before the excerpt begins. Raises
+        NotPossible."""
         run = self.excerpt
         make = noise or (lambda: RecordedNoise(self.cost.disturbances))
         change = Change(

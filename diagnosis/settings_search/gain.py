@@ -13,7 +13,7 @@ Classes = Mapping[str, ClassForecast]
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """By class, the change of the share of good requests, of those that changed beyond noise."""
+    """The change of the share of good requests by class, of those that changed beyond noise."""
 
     gained: dict[str, float]
     lost: dict[str, float]
@@ -44,7 +44,7 @@ def is_gain(before: Classes, after: Classes, noise: Mapping[str, float]) -> bool
 
 
 def noise_of(replays: Sequence[Classes]) -> dict[str, float]:
-    """By class, how far the good shares of replays that differ in their noise only are apart; at
+    """How far the good shares of replays that differ in their noise only are apart, by class; at
     least one request."""
     names = {name for classes in replays for name in classes}
     return {name: _spread([c[name] for c in replays if name in c]) for name in sorted(names)}

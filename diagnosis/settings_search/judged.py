@@ -36,7 +36,7 @@ _TTFT_QUANTILE, _ITL_QUANTILE = 0.95, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """By class, and the ids of the requests that missed."""
+    """The judged requests by class, and the ids of the requests that missed."""
 
     classes: dict[str, ClassForecast]
     missed: frozenset[str]
@@ -49,9 +49,9 @@ def judged(
     expected_tokens: Mapping[str, int],
     given_up: Collection[str] = (),
 ) -> Judged:
-    """Of the requests accepted in the window; `facts` are in the order of time. `expected_tokens`
-    are the outputs that a request will have in the end. Requests in `given_up` do not count unless
-    they end."""
+    """The verdicts on the requests accepted in the window; `facts` are in the order of time.
+    `expected_tokens` are the outputs that a request will have in the end. Requests in `given_up` do
+    not count unless they end."""
     ended: list[RequestTimeline] = []
     live: dict[str, None] = {}
     fold = PhaseFold([ended.append])
@@ -98,7 +98,7 @@ def judge_recorded(run: RecordedRun, window: Span, policy: SloPolicy) -> Judged:
 
 
 def expected_tokens(run: RecordedRun) -> dict[str, int]:
-    """By request: the outputs that its sequences have had, or may have."""
+    """The outputs that the sequences of each request have had, or may have."""
     found: dict[str, int] = {}
     for seq_id, request_id in run.owners.items():
         sequence = run.sequences.get(seq_id)

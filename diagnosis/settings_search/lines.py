@@ -92,7 +92,7 @@ def unknown_of(start: Limits, now: Limits, pressure: Pressure) -> dict[str, str]
 
 
 def _misses(present: Mapping[str, ClassForecast]) -> tuple[float, float]:
-    """Of the misses, the shares of late first tokens and of slow tokens."""
+    """The shares of late first tokens and of slow tokens in the misses."""
     missed = sum(one.missed for one in present.values())
     late = min(missed, sum(one.late_first_tokens for one in present.values()))
     return (late / missed, 1 - late / missed) if missed else (0.0, 0.0)

@@ -23,7 +23,8 @@ def search_journal(
     without: Collection[str] = (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> SettingsAnswer:
-    """Of the last engine, for the last seconds of the record; settings of `without` are not tried.
+    """The search for the last engine, for the last seconds of the record; settings of `without` are
+    not tried.
 
     Raises NotReplayable, JournalError.
     """

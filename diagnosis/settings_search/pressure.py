@@ -36,7 +36,8 @@ class Pressure:
 
 
 def pressure_of(run: RecordedRun, facts: Iterable[Fact], window: Span) -> Pressure:
-    """Of the steps among `facts` that began in the window, and the sequences of the run."""
+    """Where requests wait: of the steps among `facts` that began in the window, and of all
+    sequences of the run."""
     waits: Counter[WaitReason] = Counter()
     preempting = mixed = drafted = accepted = 0
     steps = [f for f in facts if isinstance(f, StepRecorded) and window.has(f.begin_ns)]

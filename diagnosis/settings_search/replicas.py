@@ -26,7 +26,7 @@ def elsewhere(run: RecordedRun, replicas: int) -> frozenset[int]:
 
 
 def _whole_tenants(run: RecordedRun, replicas: int) -> frozenset[int] | None:
-    """None where tenants cannot be divided equally."""
+    """The sequences of one replica if tenants are divided equally; None where they cannot be."""
     work: dict[str, int] = defaultdict(int)
     for one in run.sequences.values():
         work[one.entry.tenant] += tokens_of(one)

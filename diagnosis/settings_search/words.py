@@ -66,7 +66,7 @@ def _changes(trial: Trial) -> str:
 
 
 def _outcome(trial: Trial, answer: SettingsAnswer) -> str:
-    """By class that changes: the good share, now and then."""
+    """The good share of each class that changes, now and then."""
     parts = [
         f"{name} {100 * was.good_share:.1f} -> {100 * now.good_share:.1f} % good"
         for name, was in answer.compared.classes.items()

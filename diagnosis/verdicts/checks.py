@@ -273,7 +273,7 @@ def _finding(
     evidence: tuple[Evidence, ...],
     confidence: float | None = None,
 ) -> Finding:
-    """With the confidence of a count, if no other is given."""
+    """A finding, with the confidence of a count if no other is given."""
     return Finding(
         symptom=symptom,
         confidence=COUNTED_CONFIDENCE if confidence is None else round(confidence, 3),

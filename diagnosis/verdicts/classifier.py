@@ -114,7 +114,7 @@ class Diagnoser:
                 self._judge(fact.at_ns + 1)
 
     def diagnosis(self) -> Diagnosis:
-        """As of the last complete tick, with what was said of the fleet last."""
+        """The diagnosis as of the last complete tick, with what was said of the fleet last."""
         of_engine, of_fleet = self._diagnosis, self._routed.verdict
         if of_fleet is None:
             return of_engine

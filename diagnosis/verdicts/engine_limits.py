@@ -24,7 +24,8 @@ LIMITS: dict[Symptom, tuple[str, ...]] = {
     S.OUT_OF_MEMORY: ("kv_memory", "max_num_seqs", "max_batched_tokens"),
     S.BUDGET_TOO_SMALL: ("max_batched_tokens",),
 }
-"""By our names; a symptom that no limit bears on is absent."""
+"""The limits that bear on each symptom, by our names; a symptom that no limit bears on is
+absent."""
 
 
 def with_engine_limits(

@@ -19,7 +19,7 @@ def policy_for(journal: Journal, policy: SloPolicy | None = None) -> SloPolicy:
 def diagnose_journal(
     journal: Journal, baseline: Reference | None = None, policy: SloPolicy | None = None
 ) -> Diagnosis:
-    """As of the journal's end, by `policy_for`. Raises JournalError."""
+    """The diagnosis as of the journal's end, by `policy_for`. Raises JournalError."""
     diagnoser = Diagnoser(baseline, policy_for(journal, policy), journal.cut_requests)
     replay_folds(journal.facts(), [diagnoser])
     return diagnoser.diagnosis()

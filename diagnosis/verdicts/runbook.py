@@ -21,7 +21,7 @@ HEADINGS = (
 
 
 def runbook_name(symptom: Symptom) -> str:
-    """As findings name it, relative to the project root."""
+    """The path of a symptom's runbook as findings name it, relative to the project root."""
     return f"runbooks/{symptom.value}.md"
 
 

@@ -111,7 +111,7 @@ def _arguments(actions: list[argparse.Action], parser: argparse.ArgumentParser) 
 
 
 def _name(action: argparse.Action) -> str:
-    """As it is typed: the flag and what follows it."""
+    """The name as it is typed: the flag and what follows it."""
     value = _placeholder(action)
     if not action.option_strings:
         return code(value if action.metavar else action.dest)

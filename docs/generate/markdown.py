@@ -11,7 +11,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def code(text: str) -> str:
-    """As code; nothing stays nothing."""
+    """The text as code in Markdown; nothing stays nothing."""
     return f"`{text}`" if text else ""
 
 

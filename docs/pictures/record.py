@@ -64,8 +64,8 @@ def _keep_the_worst_moment(url: str, folder: Path) -> None:
 
 
 def _clearest(url: str, spans: list[dict[str, Any]]) -> tuple[dict[str, Any], bytes]:
-    """Of the requests that a long prompt made late, and about as late as any: the one whose
-    account has fewest lines; with that account."""
+    """The one of the requests that a long prompt made late, and about as late as any, whose account
+    has fewest lines; with that account."""
     stalls = [
         {
             "name": span["request_id"],

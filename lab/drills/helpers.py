@@ -144,7 +144,7 @@ def gather(share: float, period_ms: float, size_mib: int) -> None:
 
 
 def quota(victim: Stoppable, share: float, spell_ms: float, period_ms: float) -> None:
-    """As a CPU quota acts: for a spell in each period, a process is stopped at the end of every
+    """Act as a CPU quota does: for a spell in each period, a process is stopped at the end of every
     tenth of a second, for `share` of it."""
     clock = MonotonicClock()
     _renice(-10)

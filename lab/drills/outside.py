@@ -100,7 +100,7 @@ class Helper:
 
 
 def _nice_of(what: str, pid: int) -> Nice | None:
-    """None of a process that has gone."""
+    """The priority of a process; None of one that has gone."""
     try:
         process = os.getpriority(os.PRIO_PROCESS, pid)
     except ProcessLookupError:

@@ -39,7 +39,8 @@ _SPREAD = 1.05
 COST = LinearCost(
     base_ns=25_000_000, prefill_token_ns=120_000, decode_row_ns=500_000, context_token_ns=400
 )
-"""Of a model of about eight billion parameters on a small GPU, in round numbers."""
+"""The cost of a step of a model of about eight billion parameters on a small GPU, in round
+numbers."""
 LIMITS = Limits(
     block_tokens=16,
     blocks_total=1536,

@@ -73,7 +73,7 @@ class FleetFaults:
         )
 
     def slowness(self, engine: str) -> Callable[[int], float]:
-        """By which factor the steps of an engine are slow, by when they begin."""
+        """The factor by which the steps of an engine are slow, by when they begin."""
         own = tuple(one for one in self.slow if one.engine == engine)
         if not own:
             return lambda now_ns: 1.0

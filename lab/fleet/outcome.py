@@ -65,8 +65,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of the requests that came in a window. `good_per_s` is goodput; `hit_share` of all prompt
-    tokens were in a prefix cache;"""
+    """What became of the requests that came in a window. `good_per_s` is goodput; `hit_share` of
+    all prompt tokens were in a prefix cache."""
 
     requests: int
     good: int

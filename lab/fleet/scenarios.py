@@ -20,7 +20,7 @@ _SLOWER = LinearCost(
 )
 
 _SMALL = replace(LIMITS, max_model_tokens=2560, blocks_total=176)
-"""With so few blocks prefixes are evicted and sequences preempted."""
+"""Limits with so few blocks that prefixes are evicted and sequences preempted."""
 
 
 _TINY = replace(LIMITS, max_model_tokens=640, blocks_total=44, max_seqs=4)
@@ -72,7 +72,7 @@ def fleet_chaos(seed: int, span_s: float = 4.0, most_engines: int = 5) -> FleetS
 
 
 def _short(session: Session) -> Session:
-    """As much of a session as a test has time for."""
+    """A session cut to as much as a test has time for."""
     turns = tuple(
         Turn(min(300, turn.new_tokens), min(24, turn.output_tokens), turn.pause_ns // 4)
         for turn in session.turns[:4]

@@ -94,7 +94,7 @@ class FleetWorld:
             self._invariants.at_end(self.asked, self.facts)
 
     def outcome(self, begin_ns: int, end_ns: int) -> Outcome:
-        """Of the requests that came in that time; the share of hits is of all."""
+        """The outcome of the requests that came in that time; the share of hits is of all."""
         prompt = sum(engine.prompt_tokens for engine in self._all)
         hit = sum(engine.hit_tokens for engine in self._all)
         return outcome_of(

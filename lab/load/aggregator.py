@@ -241,7 +241,7 @@ class Aggregator:
 
 
 def latency_of(values: Distribution) -> Latency | None:
-    """None when nothing was recorded."""
+    """The latencies in ms of a distribution; None when nothing was recorded."""
     if not values.count:
         return None
     p50, p90, p95, p99 = (value_ns / 1e6 for value_ns in values.at((0.5, 0.9, 0.95, 0.99)))
@@ -258,7 +258,7 @@ def latency_of(values: Distribution) -> Latency | None:
 
 
 def spread(values: list[int]) -> Spread | None:
-    """None when there are none."""
+    """How far the values spread; None when there are none."""
     ordered = sorted(values)
     p50, p99 = quantile_sorted(ordered, 0.5), quantile_sorted(ordered, 0.99)
     if p50 is None or p99 is None:
@@ -274,7 +274,7 @@ def spread(values: list[int]) -> Spread | None:
 
 
 def _prompt_tokens(ended: Ended) -> int:
-    """By the server's count if it gave one."""
+    """The prompt tokens of a request, by the server's count if it gave one."""
     usage = ended.reply.usage
     seen = None if usage is None else usage.prompt_tokens
     return ended.prompt_tokens if seen is None else seen

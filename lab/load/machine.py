@@ -21,7 +21,7 @@ def this_machine() -> Machine:
 
 
 def _cores() -> int:
-    """Those this process may use."""
+    """The number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

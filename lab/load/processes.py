@@ -99,7 +99,7 @@ def _start_of(pid: int) -> int | None:
 
 
 def _fields(pid: int) -> list[str] | None:
-    """Of /proc/<pid>/stat, from the state on; None when there is no such process."""
+    """The fields of /proc/<pid>/stat, from the state on; None when there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -88,7 +88,7 @@ class Reply:
 
     @property
     def output_tokens(self) -> int:
-        """By the server's count; without one, a token for each chunk."""
+        """The output tokens by the server's count; without one, a token for each chunk."""
         counted = None if self.usage is None else self.usage.completion_tokens
         return len(self.chunk_ns) if counted is None else counted
 

@@ -20,7 +20,7 @@ class _Kind(NamedTuple):
 
 
 def alike(run: RecordedRun, runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Those of `runs` whose engine is of the kind of `run`'s: model, backend, dtype and shape."""
+    """The runs whose engine is of the kind of `run`'s: model, backend, dtype and shape."""
     return [one for one in runs if _kind_of(one) == _kind_of(run)]
 
 

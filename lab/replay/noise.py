@@ -31,9 +31,9 @@ STALL: Annotated[
 
 
 class Disturbance(NamedTuple):
-    """Of the iteration that began at `begin_ns`: its predicted cost, its span over that cost, the
-    gap after it, and the recorded step that it computed (-1: none), which began earlier where steps
-    overlap."""
+    """What disturbed the iteration that began at `begin_ns`: its predicted cost, its span over that
+    cost, the gap after it, and the recorded step that it computed (-1: none), which began earlier
+    where steps overlap."""
 
     begin_ns: int
     cost_ns: int

@@ -301,7 +301,7 @@ class _Reader:
         return cast(Command, what)
 
     def _first_token(self, seq_id: int) -> int | None:
-        """None for a sequence whose submission was lost."""
+        """The first output token of a sequence; None for one whose submission was lost."""
         sequence = self._run.sequences.get(seq_id)
         return None if sequence is None else sequence.output_token(0, self._run.limits.block_tokens)
 

@@ -69,7 +69,7 @@ class RecordedAdapter:
 
 
 def recorded_adapters(facts: Iterable[Fact]) -> dict[int, RecordedAdapter]:
-    """By number."""
+    """The adapters of the record, by number."""
     found: dict[int, RecordedAdapter] = {}
     for fact in facts:
         if isinstance(fact, AdapterAdded):

@@ -23,7 +23,7 @@ class RecordedDrafts:
 
 
 def drafts_of(run: RecordedRun) -> dict[int, dict[int, int]]:
-    """By sequence and position: the number of draft tokens after it."""
+    """The number of draft tokens after each position, by sequence and position."""
     found: dict[int, dict[int, int]] = {}
     for step in run.steps.values():
         for row in step.rows:
@@ -33,7 +33,7 @@ def drafts_of(run: RecordedRun) -> dict[int, dict[int, int]]:
 
 
 def accepted_of(run: RecordedRun) -> dict[int, dict[int, int]]:
-    """By sequence and position: how many tokens a step with drafts gave after it."""
+    """How many tokens a step with drafts gave after each position, by sequence and position."""
     found: dict[int, dict[int, int]] = {}
     for step in run.steps.values():
         for row in step.rows:

@@ -102,7 +102,8 @@ def sim_token(seq_id: int, output_index: int, vocab: int) -> int:
 
 
 def _read(chunk: PrefillChunk) -> PromptResult:
-    """Of each scored token its position; of a pool the number of positions that are in it."""
+    """What a prompt's chunk gives to read: of each scored token its position; of a pool the number
+    of positions that are in it."""
     reads = chunk.reads
     if reads.scores:
         positions = array("f", range(reads.first + 1, reads.stop + 1))

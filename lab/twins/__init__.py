@@ -4,6 +4,7 @@ The scheduler is the production one; gateway, device, machine and clients are mo
 time. A twin writes facts only and knows nothing of diagnosis.
 
     registry, compounds     twins by name, with one fault and with two
+    faint                   twins of faint faults, which a mean hardly shows
     chains                  causes that bring about another, with the chain as the truth
     gpus                    what NVML would say of GPUs that are not there
     fault, faults/, healthy     what goes wrong, and servers with nothing wrong

@@ -50,7 +50,7 @@ def _small_cache(setting: Setting, draw: Random) -> None:
 
 
 def _few_slots(setting: Setting, draw: Random) -> None:
-    """As many slots as the load needs, and a few more."""
+    """Set as many slots as the load needs, and a few more."""
     setting.limits = replace(setting.limits, max_seqs=8)
     setting.load = draw.uniform(0.62, 0.7)
 

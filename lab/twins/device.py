@@ -134,7 +134,7 @@ class TwinDevice(CountedAdapters):
         return begun_ns
 
     def _timed(self, outcome: StepOutcome, begun_ns: int) -> StepOutcome:
-        """With the times of the device's own clock, where it has one."""
+        """The outcome with the times of the device's own clock, where it has one."""
         if self._gpus is None:
             return outcome
         done_ns, last_ns = self._machine.clock.now_ns(), self._done_ns

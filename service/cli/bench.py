@@ -241,7 +241,7 @@ def _is_written(path: Path, data: bytes) -> bool:
 
 
 def _show(drawn: Any) -> None:
-    """As wide as the terminal; of a fixed width where the output goes to a file."""
+    """Print a table as wide as the terminal; of a fixed width where the output goes to a file."""
     from dashboards.terminal import Plain, terminal
 
     terminal(None if sys.stdout.isatty() else _TABLE_COLUMNS).print(Plain(drawn))

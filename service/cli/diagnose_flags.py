@@ -47,12 +47,12 @@ _RULES = (
 
 
 def flag_of(name: str) -> str:
-    """As it is typed."""
+    """The flag as it is typed."""
     return f"--{name.replace('_', '-')}"
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Of one server or record of ours. Raises ConfigError."""
+    """Check the flags for one server or record of ours. Raises ConfigError."""
     known = {*_OF_JUDGING, "save_baseline"}
     given = frozenset(name for name in known if getattr(args, name) not in (None, False))
     for rule in _RULES:

@@ -116,7 +116,8 @@ def _check_exact(args: argparse.Namespace) -> None:
 
 
 def given_of(args: argparse.Namespace, flags: Mapping[str, str]) -> str:
-    """Those that were given, of flags by the attribute of the parser; empty where none was."""
+    """The flags that were given, of `flags` by the attribute of the parser; empty where none
+    was."""
     return ", ".join(flag for name, flag in flags.items() if getattr(args, name) not in (None, []))
 
 
@@ -157,7 +158,8 @@ def _replay(args: argparse.Namespace, journal: Journal) -> int:
 
 
 def stated_policy(path: str | None, journal: Journal) -> SloPolicy:
-    """Of `--slo-file`, else that of the server that wrote the journal. Raises ConfigError."""
+    """The SLO policy of `--slo-file`, else that of the server that wrote the journal. Raises
+    ConfigError."""
     from diagnosis.verdicts.offline import policy_for
     from telemetry.requests.slo_policy import SloFileError, policy_of
 

@@ -35,8 +35,8 @@ def why_off(config: ServeConfig) -> str:
 
 
 def search_arguments(bounds: Bounds, slo_file: str | None) -> list[str]:
-    """Of `phasescope diagnose`: what the autopilot may not touch at all is not tried, since a
-    change with that in it would be refused as a whole."""
+    """The arguments of `phasescope diagnose` for a search: what the autopilot may not touch at all
+    is not tried, since a change with that in it would be refused as a whole."""
     found = ["--settings", "--only-runtime", "--json"]
     if untouched := [name for name in KNOWN if name not in bounds]:
         found += ["--without", ",".join(untouched)]
@@ -52,8 +52,8 @@ def build_autopilot(
     client: EngineClient,
     policy: SloPolicy,
 ) -> AutopilotWorker | None:
-    """None where it is off, or has nothing to replay. To be called on the event loop, which owns
-    the limits. Raises ConfigError."""
+    """The autopilot's worker; None where it is off, or has nothing to replay. To be called on the
+    event loop, which owns the limits. Raises ConfigError."""
     if recorder is None or why_off(config):
         if config.autopilot.mode == "advise":
             log.warning("no autopilot: %s", why_off(config))

@@ -55,7 +55,8 @@ def build_metrics(
 
 
 def build_pusher(config: ObserverConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
-    """None when metrics are not exported. Raises ConfigError."""
+    """The thread that sends metrics over OTLP; None when they are not exported. Raises
+    ConfigError."""
     tracing = config.tracing
     if not config.metrics.otlp:
         return None

@@ -25,9 +25,9 @@ def build_report_worker(
     stacks: Callable[[], str],
     replays: bool = True,
 ) -> ReportWorker | None:
-    """None without `--report-dir`; `stacks` are those of the processes, `replays` whether the
-    engine's scheduler is one that can be replayed. Raises ConfigError if the
-    folder cannot be written."""
+    """What writes a report for each incident; None without `--report-dir`. `stacks` are those of
+    the processes, `replays` whether the engine's scheduler is one that can be replayed. Raises
+    ConfigError if the folder cannot be written."""
     settings = config.recorder
     if settings.report_dir is None or recorder is None:
         return None

@@ -26,7 +26,8 @@ def build_root_cause_worker(
     diagnoser: Diagnoser,
     recorder: FlightRecorder | None,
 ) -> RootCauseWorker | None:
-    """None without a flight recorder to replay, or where the settings turn it off."""
+    """What finds root causes by replay; None without a flight recorder to replay, or where the
+    settings turn it off."""
     if recorder is None or not config.recorder.root_cause:
         return None
 

@@ -312,7 +312,7 @@ def _build_machine(
     workers: dict[int, int] = {}
 
     def engine_pid() -> int | None:
-        """Of the process that computes."""
+        """The pid of the process that computes; None where it is not known."""
         started = engine.started if engine.has_engine else None
         if started is None or not started.pid:  # 0: on another machine
             return None

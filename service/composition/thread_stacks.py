@@ -17,7 +17,8 @@ _FRAMES_MOST = 100
 
 
 def gateway_stacks() -> list[str]:
-    """Of this process, the innermost call first. Any thread may ask."""
+    """The stacks of all threads of this process as lines, the innermost call first. Any thread may
+    ask."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines: list[str] = []
     for ident, frame in sys._current_frames().items():
@@ -37,8 +38,8 @@ def _calls(innermost: FrameType) -> list[str]:
 
 
 def engine_stacks(engine: EngineProcess | None) -> list[str]:
-    """Of the engine's process, which writes them itself on a signal. Takes some seconds at most; to
-    be called on a thread without an event loop, so that no loop waits."""
+    """The stacks of the engine's process as lines, which it writes itself on a signal. Takes some
+    seconds at most; to be called on a thread without an event loop, so that no loop waits."""
     if engine is None:
         return ["no engine process runs"]
     try:

@@ -27,7 +27,7 @@ def build_exporter(
     is_culprit: Callable[[str], bool],
     span_events: SpanEvents,
 ) -> SpanExporterThread | None:
-    """None when spans are not exported. Raises ConfigError."""
+    """The thread that exports spans; None when they are not exported. Raises ConfigError."""
 
     def missed(timeline: RequestTimeline) -> bool:
         verdict = judge(timeline, slo.of(timeline.accepted.slo_class))

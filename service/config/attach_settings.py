@@ -11,7 +11,8 @@ from service.config.setting import ConfigError, Group, check_fields, setting
 
 ATTACH_PORT = 8001
 ATTACH_VARIABLE = "PHASESCOPE_ATTACH"
-"""As in `service.attach.wire`: not a setting, but a variable of the engine with our prefix."""
+"""The variable that `service.attach.wire` also names: not a setting, but a variable of the engine
+with our prefix."""
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from service.config.setting import ConfigError, Group, check_fields, setting
 KvTransportName = Literal["tcp", "nixl"]
 
 NODE_PORT = 8100
-"""Of a node's own HTTP server, so that it and a gateway can share a machine."""
+"""Default port of a node's own HTTP server, so that it and a gateway can share a machine."""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):

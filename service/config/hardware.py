@@ -26,7 +26,8 @@ class Hardware:
 
     @property
     def is_large(self) -> bool:
-        """As vLLM divides GPUs: 70 GiB or more, but no A100, on which larger steps were slower."""
+        """Whether the GPU is large as vLLM divides GPUs: 70 GiB or more, but no A100, on which
+        larger steps were slower."""
         return self.memory_bytes >= _LARGE_BYTES and "a100" not in (self.gpu or "").lower()
 
 

@@ -102,7 +102,8 @@ class Resolution:
         return config
 
     def explained(self, error: ConfigError) -> ConfigError:
-        """With the places of the settings that the message names, where they are not flags."""
+        """The error with the places of the settings that its message names, where they are not
+        flags."""
         by_flag = {flag: one for one in self.settings.values() for flag in one.setting.flags}
         named = [by_flag.get(flag) for flag in dict.fromkeys(_FLAG.findall(str(error)))]
         told = (Source.FLAG, Source.DEFAULT)
@@ -146,7 +147,8 @@ def resolve(
 def _with_hardware(
     found: dict[str, InForce], hardware_of: Callable[[str], Hardware]
 ) -> dict[str, InForce]:
-    """With the defaults of the GPU that computes; it is looked for only if one of them counts."""
+    """The settings with the defaults of the GPU that computes; it is looked for only if one of them
+    counts."""
     open_keys = [
         key
         for key, one in found.items()

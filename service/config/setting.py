@@ -80,7 +80,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a number, or of the length of a text."""
+    """Bounds of a number, or of the length of a text."""
 
     ge: float | None = None
     gt: float | None = None
@@ -171,7 +171,7 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """As they are typed; a bool has one for either value."""
+        """The flags as they are typed; a bool has one for either value."""
         flag = self.details.flag
         return (flag, f"--no-{flag[2:]}") if self.is_switch else (flag,)
 

@@ -18,7 +18,8 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count_bytes: int) -> str:
-    """With the largest unit that divides it, so that `parse_bytes` gives the same number."""
+    """The size with the largest unit that divides it, so that `parse_bytes` gives the same
+    number."""
     for unit, factor in _UNITS:
         if count_bytes and count_bytes % factor == 0:
             return f"{count_bytes // factor}{unit}"

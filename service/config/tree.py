@@ -36,7 +36,7 @@ from service.config.tenant_keys import TenantKeys
 
 @cache
 def all_settings() -> Mapping[str, Setting]:
-    """By key, in the order of their groups."""
+    """All settings by key, in the order of their groups."""
     order = list(Group)
     found = [one for section in SECTIONS for one in settings_of(section)]
     found.sort(key=lambda one: order.index(one.details.group))
@@ -47,7 +47,7 @@ def all_settings() -> Mapping[str, Setting]:
 
 @cache
 def attach_settings() -> Mapping[str, Setting]:
-    """Those of `phasescope attach`: of telemetry and of its own small HTTP server."""
+    """The settings of `phasescope attach`: of telemetry and of its own small HTTP server."""
     found = {key: one for key, one in all_settings().items() if _is_of_attach(key, one)}
     found["port"] = replace(found["port"], default=ATTACH_PORT)
     return found | {one.key: one for one in settings_of(AttachConfig)}
@@ -55,7 +55,7 @@ def attach_settings() -> Mapping[str, Setting]:
 
 @cache
 def node_settings() -> Mapping[str, Setting]:
-    """Those of `phasescope engine`: all but those of the API that generates, and its own."""
+    """The settings of `phasescope engine`: all but those of the API that generates, and its own."""
     found = {key: one for key, one in all_settings().items() if key not in _OF_CLIENTS}
     found["port"] = replace(found["port"], default=NODE_PORT)
     return found | {one.key: one for one in settings_of(NodeConfig)}

@@ -7,6 +7,7 @@ It must not import torch, nor draw, nor diagnose. A request passes the packages 
 - `generation`: serves one generation request.
 - `ingest`: its body becomes prompts, in worker processes.
 - `engine_client`: its sequences go to the engine process, and tokens come back.
+- `fleet`: the same for engines on other machines.
 
 `processes` has several gateway processes behind one address (`--gateways`).
 

@@ -248,7 +248,7 @@ def layout_of(limits: Limits, loaded: LoadedEngine, memory: CacheBlocks) -> Layo
 
 
 def digest_of(layout: Layout) -> str:
-    """Of a layout, which names files of the machine."""
+    """A digest of a layout, which names files of the machine."""
     said = f"{layout.cache_identity}\n{layout.block_tokens}\n{layout.block_bytes}"
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 

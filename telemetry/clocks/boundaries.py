@@ -193,7 +193,7 @@ class _Moment(NamedTuple):
 
 
 def _located(span: RemoteSpan, account: RemoteAccount, known: Bounds, drift_ppm: int) -> RemoteSpan:
-    """With the split and the boundaries."""
+    """The span with the split of its wire time and with the boundaries."""
     received, first, last = _moments(span, account, drift_ppm)
     uppers = (*known.uppers, Bound(received.node_ns - span.sent_ns, *received[1:]))
     lowers = (*known.lowers, Bound(last.node_ns - span.arrived_ns, *last[1:]))
@@ -250,7 +250,7 @@ def _moments(
 def _split(
     span: RemoteSpan, arrival: tuple[int, int], departure: tuple[int, int]
 ) -> WireSplit | None:
-    """None for a wire so short that drift hides it."""
+    """The wire time split into out and back; None for a wire so short that drift hides it."""
     assert span.wire_ns is not None
     if span.wire_ns < 0:
         return None

@@ -55,9 +55,9 @@ class FleetClocks:
         return len(self._trackers) + len(self._sent)
 
     def epsilons_ns(self) -> dict[str, int]:
-        """By how much the offset of each node may be wrong if the middle of its bounds is taken, as
-        of the last word of any node; of nodes that were heard of in the minute before, by
-        engine."""
+        """How far the offset of each node's clock may be wrong, in ns, if the middle of its bounds
+        is taken, as of the last word of any node; by engine, of nodes that were heard of in the
+        minute before."""
         found: dict[str, int] = {}
         at_ns = max((tracker.heard_ns for tracker in self._trackers.values()), default=0)
         for (engine, _), tracker in self._trackers.items():

@@ -75,7 +75,7 @@ def drifted_ns(age_ns: int, drift_ppm: int) -> int:
 
 
 def _reach_ns(bound: Bound, begin_ns: int, end_ns: int, drift_ppm: int) -> int:
-    """By how much a bound is widened to hold all over [begin, end]."""
+    """How many ns a bound is widened by to hold all over [begin, end]."""
     return drifted_ns(max(end_ns - bound.begin_ns, bound.end_ns - begin_ns), drift_ppm)
 
 

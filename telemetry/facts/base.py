@@ -21,8 +21,8 @@ def space_of(seq_id: int) -> int:
 
 
 def unlisted(known: Iterable[int], live: frozenset[int], last: Sequence[int]) -> list[int]:
-    """Those of the known sequence ids that are not `live`, and not larger than the `last` one of
-    their space."""
+    """The known sequence ids that are not `live`, and not larger than the `last` one of their
+    space."""
     if len(last) == 1:
         return [one for one in known if one <= last[0] and one not in live]
     last_of = {space_of(one): one for one in last}

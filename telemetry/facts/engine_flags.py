@@ -59,8 +59,8 @@ _SGLANG = {
     "speculative_tokens": Flag("--speculative-num-draft-tokens", "speculative_num_draft_tokens"),
 }
 FLAGS: Mapping[str, Mapping[str, Flag]] = {"vllm": _VLLM, "sglang": _SGLANG}
-"""By engine, then by our name: that of `telemetry.facts.limits`, or of a flag of
-`serve`; `prompt_part` bounds the tokens of one prompt in a step."""
+"""Flags of other engines, by engine, then by our name: that of `telemetry.facts.limits`, or of a
+flag of `serve`; `prompt_part` bounds the tokens of one prompt in a step."""
 
 
 def limit_of(started: EngineStarted, name: str) -> EngineLimit | None:

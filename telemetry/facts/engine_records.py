@@ -328,7 +328,7 @@ class SequencesListed(_Fact, frozen=True):
     more_last: tuple[int, ...] = ()
 
     def over(self, known: Iterable[int]) -> list[int]:
-        """Those of the known sequences that have ended, but none that was not received yet."""
+        """The known sequences that have ended, but none that was not received yet."""
         return unlisted(known, frozenset(self.seq_ids), (self.last_seq_id, *self.more_last))
 
 

@@ -13,8 +13,8 @@ from telemetry.facts.adapter_records import (
 
 
 class KnownAdapters:
-    """Of each known adapter its AdapterAdded, its last AdapterRead, and while it is placed its
-    AdapterLoaded."""
+    """The facts of each known adapter: its AdapterAdded, its last AdapterRead, and while it is
+    placed its AdapterLoaded."""
 
     def __init__(self) -> None:
         self._facts: dict[int, dict[type, AdapterFact]] = {}

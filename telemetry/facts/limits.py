@@ -55,7 +55,7 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_at_start(started: EngineStarted) -> RuntimeLimits:
-    """Those that an engine began with."""
+    """The limits that an engine began with."""
     return RuntimeLimits(**{name: getattr(started, name) for name in _FIELDS})
 
 

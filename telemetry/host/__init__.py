@@ -5,7 +5,9 @@ An observer changes nothing. A quantity has a value, or the reason why it has no
     machine                                  all of this as one part of the gateway
     host, proc, loop_probe, gc_watch         samples and pauses, as facts
     pauses, host_impact                      pauses by cause, and the requests that they delayed
+    engine_stay                              how long a sequence was in the engine, and blocked
     gpu, gpu_device, gpu_gpm, gpu_events,
     gpu_peaks                                NVML
     roofline                                 achieved rates against the peaks of the hardware
+    windowed                                 what a row reads where layers have a sliding window
 """

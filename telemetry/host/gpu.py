@@ -50,7 +50,7 @@ class GpuSample:
     gpu: str | None = None
 
     def number(self, quantity: str) -> float | None:
-        """None where there is no value."""
+        """The value of a quantity; None where there is none."""
         value = self.values.get(quantity)
         return None if value is None or isinstance(value, Unavailable) else value
 

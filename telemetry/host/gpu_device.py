@@ -40,9 +40,9 @@ def find_devices() -> list[Device]:
 
 
 def visible_devices(visible: str | None) -> list[Device]:
-    """Those that `visible`, the value of CUDA_VISIBLE_DEVICES, leaves to a program, in its order:
-    NVML shows all. Numbers are NVML's, which are CUDA's where all GPUs are of one kind. Raises
-    NVMLError."""
+    """The GPUs that `visible`, the value of CUDA_VISIBLE_DEVICES, leaves to a program, in its
+    order: NVML shows all. Numbers are NVML's, which are CUDA's where all GPUs are of one kind.
+    Raises NVMLError."""
     devices = find_devices()
     if visible is None:
         return devices
@@ -56,7 +56,7 @@ def visible_devices(visible: str | None) -> list[Device]:
 
 
 def _is_named(device: Device, name: str) -> bool:
-    """By the number of a GPU, or by the beginning of a UUID."""
+    """Whether `name` names the device: by the number of a GPU, or by the beginning of a UUID."""
     if not name:
         return False
     if name.isdecimal():
@@ -94,7 +94,7 @@ def attempt(read: Callable[[], float]) -> Value:
 
 
 def name_of(device: Device) -> str | None:
-    """None if the driver does not report it."""
+    """The product name of the GPU; None if the driver does not report it."""
     try:
         label = pynvml.nvmlDeviceGetName(device.handle)
     except pynvml.NVMLError:

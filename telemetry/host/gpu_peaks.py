@@ -28,8 +28,8 @@ _MULTIPROCESSOR = {
 
 
 def peak_bytes_per_s(device: Device) -> float | None:
-    """None if the driver does not report the data, and for a MIG instance, which has only a
-    part."""
+    """The peak memory bandwidth in bytes/s; None if the driver does not report the data, and for a
+    MIG instance, which has only a part."""
     if device.instance_id is not None:
         return None
     try:

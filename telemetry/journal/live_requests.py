@@ -275,7 +275,7 @@ class LiveRequests:
             self._drop_transfers(live)
 
     def _drop_transfers(self, live: _Live, seq_id: int | None = None) -> None:
-        """Of the sequence, or of all of the request."""
+        """Forget the KV transfers of the sequence, or of all sequences of the request."""
         if not live.has_transfer:
             return
         kept: list[Fact] = []

@@ -200,7 +200,8 @@ class Charger:
         self.book[key] += spent_ns
 
     def _split(self, state: State, reason: str, split_ns: Sequence[int]) -> None:
-        """Of the sequence's own prompt, what was computed again or could have been reused."""
+        """Take from the time of the sequence's own prompt what was computed again or could have
+        been reused, in ns."""
         _, again_ns, avoidable_ns = split_ns
         self.book[state, reason, Part.OWN_PREFILL, None] -= again_ns + avoidable_ns
         self.book[state, reason, Part.OWN_RECOMPUTE, None] += again_ns

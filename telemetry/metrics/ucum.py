@@ -65,11 +65,11 @@ _STATED = {
     "vllm:prefix_cache_queries": "{token}",
     "vllm:request_success": "{request}",
 }
-"""Of those whose name does not say it."""
+"""Units of the metrics whose name does not say it."""
 
 
 def ucum(metric: Metric) -> str:
-    """As stated, else by the last word of the name that says it."""
+    """The UCUM unit of a metric: as stated, else by the last word of the name that says it."""
     if metric.name in _STATED:
         return _STATED[metric.name]
     known, name = _MEASURED | _COUNTED, metric.name.removesuffix(_PER_SECOND)

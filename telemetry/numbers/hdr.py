@@ -77,7 +77,8 @@ class Distribution:
     max_ns: int
 
     def percentiles(self) -> Percentiles:
-        """By nearest rank, each at the top of its counter but never above the maximum."""
+        """Percentiles in ns, by nearest rank, each at the top of its counter but never above the
+        maximum."""
         if not self.count:
             return Percentiles(0, None, None, None, None)
         p50, p90, p95, p99, p999 = self.at((0.5, 0.9, 0.95, 0.99, 0.999))

@@ -35,5 +35,5 @@ def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval
 
 
 def length_ns(intervals: Iterable[Interval]) -> int:
-    """Of a union: how long it is."""
+    """How long a union of intervals is, in ns."""
     return sum(end - begin for begin, end in intervals)

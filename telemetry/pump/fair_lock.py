@@ -12,7 +12,7 @@ from types import TracebackType
 
 
 class FairLock:
-    """As `threading.RLock`, in `with` or by `acquire` and `release`."""
+    """A lock like `threading.RLock`, to be used in `with` or by `acquire` and `release`."""
 
     def __init__(self) -> None:
         self._turnstile = threading.Lock()

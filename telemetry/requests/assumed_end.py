@@ -17,7 +17,8 @@ def assumed_end(
     status: int = 0,
     error_type: str | None = None,
 ) -> RequestEnded:
-    """As if the request ended at `at_ns`, with no byte sent that is not known from elsewhere.
+    """The end of a request as if it ended at `at_ns`, with no byte sent that is not known from
+    elsewhere.
 
     `status` is the HTTP status, 0 where none was sent.
     """

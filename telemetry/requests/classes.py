@@ -23,7 +23,8 @@ PROMPT_BINS = ("1-128", "129-512", "513-2048", "2049-8192", "8193-32768", "32769
 
 
 class WorkloadClass(NamedTuple):
-    """As a request states it (unbounded), or as `ClassBook.bounded` returned it.
+    """The class of a request, as the request states it (unbounded), or as `ClassBook.bounded`
+    returned it.
 
     A tuple, because it is hashed for each token.
     """

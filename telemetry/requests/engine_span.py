@@ -68,8 +68,8 @@ def unseen_of(timeline: RequestTimeline, span: EngineSpan) -> list[Unseen]:
 
 
 def unseen_engine(timeline: RequestTimeline) -> Unseen | None:
-    """Of a request of an attached engine whose core has told of none of its sequences, the time in
-    it: another core than the observed one has them, or none is observed. None for all other
+    """The time in the engine of a request of an attached engine whose core has told of none of its
+    sequences: another core than the observed one has them, or none is observed. None for all other
     requests, and for one that was refused."""
     tokenized, end_ns = timeline.tokenized, timeline.ended.at_ns
     if timeline.sequences or tokenized is None or not timeline.accepted.attached:

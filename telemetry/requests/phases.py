@@ -259,7 +259,7 @@ class RequestTimeline:
 
     @property
     def cancellation(self) -> Cancellation | None:
-        """None for a request that was not cancelled."""
+        """When its end was noticed, last computed and freed; None for a request not cancelled."""
         if self.outcome is not Outcome.CANCELLED:
             return None
         steps = [s.last_step_ns for s in self.sequences if s.last_step_ns is not None]

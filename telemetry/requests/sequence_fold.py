@@ -203,7 +203,7 @@ class SequenceFold:
             sequence.kv = account
 
     def ended(self, fact: SequenceEnded) -> Sequence | None:
-        """As `end`, in an engine of this server."""
+        """Remove and return a sequence that ended in an engine of this server, or None."""
         self._account_kv(fact)
         return self.end(fact.seq_id, fact.at_ns, fact.reason)
 

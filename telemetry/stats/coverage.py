@@ -110,7 +110,7 @@ class CoverageFold:
         return Share(of_all, self._quantile(name, 0.5), self._quantile(name, 0.99))
 
     def _quantile(self, name: str, q: float) -> float:
-        """By nearest rank."""
+        """A quantile of the shares, 0 to 1, by nearest rank."""
         left = rank(q, self._requests)
         for step, count in enumerate(self._shares[name]):
             left -= count

@@ -133,7 +133,8 @@ class Histograms:
         return merged(h.total() for (m, _), h in self._cells.items() if m is measure)
 
     def by_slo_class(self, measure: Measure) -> dict[str, Distribution]:
-        """By SLO class since the start, over all prompt lengths, tenants and cache states."""
+        """The values of a measure by SLO class since the start, over all prompt lengths, tenants
+        and cache states."""
         names = sorted({cell.slo_class for m, cell in self._cells if m is measure})
         return {
             name: merged(

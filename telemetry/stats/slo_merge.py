@@ -22,7 +22,7 @@ def merged_slo(reports: Iterable[SloReport]) -> tuple[SloStatus, ...]:
 
 
 def _status(parts: Sequence[SloStatus]) -> SloStatus:
-    """Of one class: counts are added."""
+    """One class of several servers as one status: counts are added."""
     first = parts[0]
     verdicts: Counter[str] = Counter()
     windows: dict[int, list[SloWindow]] = {}

@@ -32,8 +32,8 @@ class RemoteChild(NamedTuple):
 
 
 def remote_spans(timeline: RequestTimeline) -> list[RemoteChild]:
-    """Of the sequence that the client waited for longest: `remote`, then those that lie in it.
-    Empty if it was at no node, or if nothing is known of its time there."""
+    """The spans of the sequence that the client waited for longest: `remote`, then those that lie
+    in it. Empty if it was at no node, or if nothing is known of its time there."""
     critical = critical_sequence(timeline)
     remote = None if critical is None else critical.remote
     if remote is None:

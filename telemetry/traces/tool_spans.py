@@ -12,7 +12,7 @@ from telemetry.traces.stall_spans import Attributes
 
 
 def tool_attributes(call: ReturnedCall) -> Attributes:
-    """Of a `tool` span: whose calls, and how many of them have results now."""
+    """Attributes of a `tool` span: whose calls, and how many of them have results now."""
     return {
         "gen_ai.operation.name": "execute_tool",
         "phasescope.tool.results": call.results,
@@ -29,7 +29,7 @@ def tool_link(call: ReturnedCall) -> Link:
 
 
 def call_attributes(made: ToolCallsMade | None) -> Attributes:
-    """Of the root span: the calls in the answer."""
+    """Attributes of the root span: the calls in the answer."""
     if made is None:
         return {}
     counts: Attributes = {
@@ -41,8 +41,8 @@ def call_attributes(made: ToolCallsMade | None) -> Attributes:
 
 
 def parse_attributes(made: ToolCallsMade | None) -> Attributes:
-    """Of the phase in which text is made: the part of it that reading calls took, and the check
-    after the answer was sent."""
+    """Attributes of the phase in which text is made: the part of it that reading calls took, and
+    the check after the answer was sent."""
     if made is None:
         return {}
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,13 @@ def test_contradicting_settings(flags: tuple[str, str], word: str) -> None:
     assert word in failing_start("--model", "dummy:tiny", *flags)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """The path of a socket has at most 107 bytes, and that of a test's own folder is long."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -126,21 +135,23 @@ def test_contradicting_settings(flags: tuple[str, str], word: str) -> None:
     ids=["gateways", "node", "fleet gateway"],
 )
 def test_a_server_told_to_end_before_it_is_ready_leaves_nothing(
-    tmp_path: Path, words: tuple[str, ...]
+    short_path: Path, words: tuple[str, ...]
 ) -> None:
     """Its socket is there, and the folder of its processes, while it imports the rest."""
-    files = {"KEY": tmp_path / "key", "ENGINES": tmp_path / "engines.toml"}
+    files = {"KEY": short_path / "key", "ENGINES": short_path / "engines.toml"}
     files["KEY"].write_text("k" * 64)
     files["ENGINES"].write_text('key_file = "key"\n[engines.a]\naddress = "127.0.0.1:9"\n')
-    made, path = tmp_path / "made", tmp_path / "server.sock"
+    made, path = short_path / "made", short_path / "server.sock"
     made.mkdir()
     flags = [str(files.get(word, word)) for word in words]
     process = spawn(*flags, "--uds", str(path), env={"TMPDIR": str(made)}, stderr=subprocess.PIPE)
     with process:
-        eventually(path.exists, "its socket", START_TIMEOUT_S, every_s=0.001)
-        if "--gateways" in words:
-            eventually(lambda: list(made.glob("*/main.sock")), "its folder", every_s=0.001)
-        process.terminate()
+        try:
+            eventually(path.exists, "its socket", START_TIMEOUT_S, every_s=0.001)
+            if "--gateways" in words:
+                eventually(lambda: list(made.glob("*/main.sock")), "its folder", every_s=0.001)
+        finally:
+            process.terminate()
         process.wait(30)
 
     assert not path.exists()

@@ -262,9 +262,10 @@ def test_a_spec_has_no_head_that_is_rotated_beyond_its_values(dims: int) -> None
 
 
 def test_a_granite_gguf_whose_logits_are_divided_by_zero_is_refused_by_name(tmp_path: Path) -> None:
-    model = random_model("granite")
-    model.config.logits_scaling = 0.0
-    path = write_family(tmp_path / "model.gguf", model, GGUF_ARCHITECTURES["granite"])
+    model = random_model("granite")  # shared by all tests
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(model.config, "logits_scaling", 0.0)
+        path = write_family(tmp_path / "model.gguf", model, GGUF_ARCHITECTURES["granite"])
     assert "granite.logit_scale" in of_gguf(path)
 
 

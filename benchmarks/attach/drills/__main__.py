@@ -90,8 +90,8 @@ Earlier = dict[str, Any]
 
 
 def score(kept: Sequence[Kept], split: str, trees: bool, earlier: Earlier | None = None) -> Report:
-    """Of the episodes that count: ours, and the four baselines on vLLM's own metrics. Raises
-    NotSupported if none of the split is here."""
+    """The score of the episodes that count: ours, and the four baselines on vLLM's own metrics.
+    Raises NotSupported if none of the split is here."""
     counted = [one for one in kept if not one.episode.discarded]
     mine = [one for one in counted if one.split == split]
     healthy = [one for one in counted if one.split == HEALTHY]
@@ -130,7 +130,7 @@ def score(kept: Sequence[Kept], split: str, trees: bool, earlier: Earlier | None
 
 
 def joined(rows: Rows, earlier: Earlier | None) -> Rows:
-    """With the episodes of an earlier score. Raises NotSupported where one is in both."""
+    """The rows with the episodes of an earlier score. Raises NotSupported where one is in both."""
     before: Rows = [] if earlier is None else earlier["episodes"]
     twice = {one["name"] for one in rows} & {one["name"] for one in before}
     if twice:

@@ -101,7 +101,7 @@ class AttachedStage(Stage):
         self.scraper = Scraper(self.server.port)
 
     async def take_reading(self, phase: Phase) -> None:
-        """Of all processes of vLLM, and the sidecar."""
+        """Read the host's counters of all processes of vLLM, and of the sidecar."""
         assert self.sidecar is not None
         pids = [*cast(Any, self.server).pids, self.sidecar.pid]
         cores = self.cores.engine | self.cores.rest

@@ -73,7 +73,8 @@ class Page:
 
 def quantile_of(before: Mapping[float, float], after: Mapping[float, float], share: float
                 ) -> float | None:  # fmt: skip
-    """Of what was observed between two pages, linear within a bucket; None of nothing."""
+    """The quantile of what was observed between two pages, linear within a bucket; None of
+    nothing."""
     bounds = sorted(after)
     counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
     if not counts or counts[-1] <= 0:

@@ -165,8 +165,8 @@ HARMLESS = ("memory_bandwidth",)
 little for memory, so a copy on the other core makes a token 1 ms later. Like those above they are
 in no series, but can be asked for."""
 LAYERS = 6
-"""Of the model's 30, with random weights: on one core vLLM takes 80 ms for a step of all 30, and a
-fault of half a minute would be over before requests tell it."""
+"""Layers that run, of the model's 30, with random weights: on one core vLLM takes 80 ms for a step
+of all 30, and a fault of half a minute would be over before requests tell it."""
 _MODEL = ("--load-format", "dummy", "--hf-overrides", json.dumps({"num_hidden_layers": LAYERS}))
 BASE_FLAGS = (*_MODEL, _SEQS, "16", _BUDGET, "256", _CONTEXT, "2048")
 
@@ -177,7 +177,7 @@ def symptoms() -> list[str]:
 
 
 def judged() -> list[str]:
-    """Those that are judged on vLLM."""
+    """The symptoms that are judged on vLLM."""
     return [one for one in symptoms() if one not in (*ABSTAINED, *HARMLESS)]
 
 

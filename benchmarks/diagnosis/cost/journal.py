@@ -23,8 +23,8 @@ PIECE_NS = 50_000_000
 
 
 class FoldTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one journal. `share` is of a core, `us_per_row` what a row of a step costs, and
-    `worst_ms` the dearest piece."""
+    """The time of the folds over one journal. `share` is of a core, `us_per_row` what a row of a
+    step costs, and `worst_ms` the dearest piece."""
 
     seconds: float
     facts: int

@@ -56,7 +56,8 @@ def main() -> None:
 
 
 def _cases(seeds: str, names: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    """Of each symptom a twin a seed, by its mechanisms in turn; of healthy fleets two."""
+    """The cases: for each symptom a twin a seed, by its mechanisms in turn; two for healthy
+    fleets."""
     begin, end = map(int, seeds.split(":"))
     for seed in range(begin, end):
         for name in names:

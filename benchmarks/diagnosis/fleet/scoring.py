@@ -12,8 +12,8 @@ from telemetry.numbers.quantiles import quantile
 
 
 class ClassScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one symptom, over `twins` of them by all mechanisms. `confused` counts what was named
-    instead; `""` is nothing. Times are seconds from the onset to the first right word."""
+    """The score of one symptom, over `twins` of them by all mechanisms. `confused` counts what was
+    named instead; `""` is nothing. Times are seconds from the onset to the first right word."""
 
     twins: int
     right: int

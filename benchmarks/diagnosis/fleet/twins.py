@@ -20,7 +20,7 @@ MECHANISMS: dict[str, tuple[str, ...]] = {
     **{name: tuple(known) for name, known in FLEET_TWINS.items()},
     **{name: tuple(known) for name, known in KV_TWINS.items()},
 }
-"""Of every twin, the first one for development."""
+"""The mechanisms of every twin, the first one for development."""
 AFTER_NS = 2 * SECOND
 """What is said so soon after a fault is still about it: the window has it."""
 FADES_NS = 14 * SECOND
@@ -78,7 +78,7 @@ def row_of(name: str, mechanism: str, seed: int) -> Row:
 
 
 def judged(name: str, mechanism: str, twin: FleetTwin, found: Sequence[Moment]) -> Row:
-    """By every verdict on the twin."""
+    """The row of one twin, judged by every verdict on it."""
     said: Counter[str] = Counter()
     alarmed: Counter[str] = Counter()
     culprits: Counter[bool] = Counter()

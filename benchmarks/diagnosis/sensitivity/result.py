@@ -8,8 +8,8 @@ import msgspec
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of one variant on the cases of one kind: answers that differ, right ones that were lost and
-    gained, and the difference in the number of false alarms."""
+    """The effect of one variant on the cases of one kind: answers that differ, right ones that were
+    lost and gained, and the difference in the number of false alarms."""
 
     differ: int = 0
     lost: int = 0

@@ -231,7 +231,7 @@ def _may_share(change: Changes) -> bool:
 
 
 def _groups(changes: Sequence[Changes]) -> list[list[Changes]]:
-    """Of one direction each, so that effects add up and hardly cancel."""
+    """Groups of changes of one direction each, so that effects add up and hardly cancel."""
     found: list[list[Changes]] = []
     for factor in FACTORS:
         mine = [change for change in changes if change.variants[0].factor == factor]

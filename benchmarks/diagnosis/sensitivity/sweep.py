@@ -92,7 +92,7 @@ def all_changes() -> tuple[Changes, ...]:
 
 
 def changes_for(kind: str) -> list[Changes]:
-    """Those that are in use where such a case is decided."""
+    """The changes that are in use where such a case is decided."""
     decides = _decides_root if kind == ROOT else _decides_verdict
     return [one for one in all_changes() if any(map(decides, one.modules))]
 

@@ -139,7 +139,7 @@ def run_segment(
 
 
 def decisions_of(journal: Path, begin_ns: int) -> list[Decided]:
-    """Of the autopilot, after the traffic began. Raises JournalError."""
+    """The decisions of the autopilot after the traffic began. Raises JournalError."""
     return [
         Decided(
             at_s=round((one.at_ns - begin_ns) / 1e9, 1),

@@ -106,7 +106,7 @@ class ClassScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score_of(rows: Sequence[TailRow]) -> ClassScore:
-    """Of rows that count, at least one."""
+    """The score of the rows that count, at least one."""
     times = [one.to_name_s for one in rows if one.to_name_s is not None]
     never = [float("inf")] * (len(rows) - len(times))
     middle = nth([*times, *never], 0.5)
@@ -120,7 +120,7 @@ def score_of(rows: Sequence[TailRow]) -> ClassScore:
 
 
 def by_class(rows: Iterable[TailRow]) -> dict[str, dict[str, ClassScore]]:
-    """By class, then `lower`, `upper` and `both`; only what was run."""
+    """The scores by class, then `lower`, `upper` and `both`; only what was run."""
     found: dict[str, dict[str, ClassScore]] = {}
     counted = [one for one in rows if not one.why_not]
     for symptom in sorted({one.symptom for one in counted}):

@@ -67,7 +67,7 @@ def judge(task: tuple[str, str, int]) -> Judged:
 
 
 def judge_verdicts(one: Twin, mechanism: str, found: Sequence[tuple[int, Diagnosis]]) -> Judged:
-    """By every verdict on the twin, each with the time from which it holds."""
+    """The twin judged by every verdict on it, each with the time from which it holds."""
     name, onset_ns, end_ns = one.name, one.onset_ns, one.end_ns
     assert onset_ns is not None
     assert end_ns is not None
@@ -119,7 +119,7 @@ def summary(judged: Sequence[Judged]) -> Summary:
 
 
 def _median_s(judged: Sequence[Judged]) -> float | None:
-    """Of all; one that was never named counts as infinite."""
+    """The median time in s until the right name; one that was never named counts as infinite."""
     found = median([float("inf") if o.to_name_s is None else o.to_name_s for o in judged])
     return None if found in (None, float("inf")) else found
 

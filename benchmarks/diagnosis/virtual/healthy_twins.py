@@ -36,7 +36,7 @@ FIRST_SEED = 5000  # those below were looked at
 
 
 def _poisson(setting: Setting) -> None:
-    """As it is."""
+    """The usual setting as it is."""
 
 
 def _surges(setting: Setting) -> None:

@@ -103,7 +103,7 @@ def judge(one: Twin, truth: str) -> Judged:
 def judge_verdicts(
     one: Twin, truth: str, found: Sequence[tuple[int, Diagnosis]], spent_s: float
 ) -> Judged:
-    """By every verdict on the twin, each with the time from which it holds."""
+    """The twin judged by every verdict on it, each with the time from which it holds."""
     names = [(at_ns, tuple(f.symptom.value for f in said.findings)) for at_ns, said in found]
     if one.onset_ns is None:
         said = Counter(name for _, name in names if name)
@@ -171,7 +171,7 @@ def judge_class(task: tuple[str, int]) -> Judged:
 
 
 def judge_pair(task: tuple[tuple[str, str], int]) -> Pair:
-    """By what stood while both faults were there."""
+    """The twin with two faults, judged by what stood while both were there."""
     names, seed = task
     one = build_compound(names, seed)
     assert one.together_ns is not None, f"{names} are never there at once"
@@ -183,7 +183,7 @@ def judge_pair(task: tuple[tuple[str, str], int]) -> Pair:
 
 
 def judge_attached(task: tuple[str, int]) -> Judged:
-    """As an adapter in another engine would have seen it."""
+    """The twin judged as an adapter in another engine would have seen it."""
     name, seed = task
     one = _twin(name, seed)
     before = None if one.before is None else attached(one.before, seed=seed)

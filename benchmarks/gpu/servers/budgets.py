@@ -86,7 +86,7 @@ async def one_server(model: str, device: str, budget: str) -> dict[str, Any]:
 def figures(
     streams: list[Answer], long: list[Answer], begin_ns: int, end_ns: int
 ) -> dict[str, float | None]:
-    """Of what came between `begin_ns` and `end_ns`; times in ms."""
+    """The latencies of what came between `begin_ns` and `end_ns`, in ms."""
     gaps = gaps_ms(streams, begin_ns, end_ns)
     ttfts = [one.ttft_ms for one in long]
     return {

@@ -43,8 +43,8 @@ def prompt_of(name: str, tokens: int) -> list[int]:
 
 
 async def chunks(port: int, body: Body) -> AsyncIterator[dict[str, Any]]:
-    """Of a streamed completion, as they come. Raises ValueError for an error of the server, and
-    OSError and EOFError where it hangs up."""
+    """The chunks of a streamed completion, as they come. Raises ValueError for an error of the
+    server, and OSError and EOFError where it hangs up."""
     exchange = await Exchange.begin(port, "POST", COMPLETIONS, body)
     try:
         if (status := await exchange.head()) != 200:

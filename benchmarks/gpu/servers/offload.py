@@ -36,8 +36,8 @@ REQUEST_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a run: tokens of each prompt, and memory for all prompts, for a quarter of them, and of
-    the host."""
+    """The sizes of a run: tokens of each prompt, and memory for all prompts, for a quarter of them,
+    and of the host."""
 
     prompt_tokens: int
     max_model_tokens: int

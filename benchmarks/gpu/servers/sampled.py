@@ -120,7 +120,7 @@ def _summary(turns: list[Turn], base: list[float]) -> dict[str, Any]:
 
 
 def _spread_of(turns: list[Turn], share: float) -> dict[str, float | int | None]:
-    """Of the turns with enough gaps for that quantile."""
+    """The spread of a quantile over the turns that have enough gaps for it."""
     known = (percentile(turn.gaps_ms, share) for turn in turns)
     return spread(one for one in known if one is not None)
 

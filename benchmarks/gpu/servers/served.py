@@ -111,7 +111,8 @@ class Answers:
         return None
 
     def share(self, symptom: str | None, begin_ns: int, end_ns: int) -> float | None:
-        """Of the answers, those in which it is named first; None stands for no finding."""
+        """The share of the answers in which a symptom is named first; None stands for no
+        finding."""
         tops = [_top(one) for one in self.said if begin_ns <= one["at_ns"] < end_ns]
         return sum(top == symptom for top in tops) / len(tops) if tops else None
 

@@ -95,7 +95,7 @@ def listing(incidents: Sequence[Incident], clock: Clock, who: Who, newest_ns: in
 
 
 def _first_culprit(one: Incident, who: Who) -> Markup | str:
-    """Of a fleet it is an engine or a prefix, which have no page."""
+    """The first culprit as markup. Of a fleet it is an engine or a prefix, which have no page."""
     if not one.finding.culprits:
         return NOTHING
     name = one.finding.culprits[0]

@@ -101,7 +101,7 @@ def heat_of(
 def cells_of(
     lines: Sequence[RequestLine], classes: Sequence[SloStatus], since_ns: int
 ) -> dict[str, dict[str, Cell]]:
-    """By class and measure; without those that have no value."""
+    """The cells by class and measure; without those that have no value."""
     targets = {one.name: one for one in classes}
     values: dict[tuple[str, str], list[int]] = {}
     for line in lines:

@@ -134,7 +134,7 @@ class RequestIndex:
         return any(one.request_id == request_id for one in self.live)
 
     def since(self, at_ns: int) -> list[RequestLine]:
-        """Those that ended since then, oldest first."""
+        """The requests that ended since then, oldest first."""
         return [line for line in self._by_id.values() if line.ended_ns >= at_ns]
 
     def classes(self) -> list[str]:
@@ -166,7 +166,7 @@ class RequestIndex:
 
 
 def _sorted(lines: Iterable[RequestLine], order: Order) -> list[RequestLine]:
-    """Of equal ones the newest first; those without the value are left out."""
+    """The lines in order; of equal ones the newest first. Those without the value are left out."""
     newest_first = sorted(lines, key=lambda one: -one.number)
     measure = MEASURE_OF.get(order)
     if measure is None:

@@ -49,7 +49,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waterfall_of(explained: Explained) -> Waterfall:
-    """Of an ended request; one in flight has no bars yet."""
+    """The waterfall of an ended request; one in flight has no bars yet."""
     origin_ns = explained.phases[0].start_ns if explained.phases else 0
     phases = [
         Bar(

@@ -27,8 +27,9 @@ class Sample(NamedTuple):
 
 
 def sample_of(line: str, prefix: str, is_needed: Callable[[str], bool]) -> Sample | None:
-    """None for comments, and for metrics of another prefix or that are not needed; `is_needed` gets
-    the name without the prefix. Raises ValueError for a line that is no sample, or is too long."""
+    """The sample of a line; None for comments, and for metrics of another prefix or that are not
+    needed. `is_needed` gets the name without the prefix. Raises ValueError for a line that is no
+    sample, or is too long."""
     name = _NAME.match(line, len(prefix)) if line.startswith(prefix) else None
     if name is None or not is_needed(name[0]):
         return None

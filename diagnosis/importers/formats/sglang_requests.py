@@ -87,7 +87,8 @@ def _ns(seconds: float | None, name: str) -> int | None:
 
 
 def _between(begin_s: float | None, end_s: float | None) -> int | None:
-    """None where either is unknown. Clocks that are read twice may differ by less than nothing."""
+    """The ns between two stamps; None where either is unknown. Clocks that are read twice may
+    differ by less than nothing."""
     if begin_s is None or end_s is None:
         return None
     return ns_of_ms(max(0.0, (end_s - begin_s) * 1e3), "a time between two stamps")

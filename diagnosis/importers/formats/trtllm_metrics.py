@@ -60,7 +60,8 @@ def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> StepRecord:
 
 
 def _iterations(paths: Sequence[Path], tally: Tally, progress: Progress) -> Iterator[_Iteration]:
-    """Of lines; of a file without one that can be read, its whole text as one array."""
+    """The iterations of all lines; of a file without a line that can be read, of its whole text as
+    one array."""
     for path in paths:
         found, refused = 0, Tally()
         for line in lines([path], refused, progress):

@@ -52,7 +52,8 @@ class _Values:
         self.samples = 0
 
     def add(self, sample: Sample) -> None:
-        """Of one that is needed. Engines are summed; of shares the largest counts."""
+        """Add a sample of a metric that is needed. Engines are summed; of shares the largest
+        counts."""
         name, value = sample.name, sample.value
         self.samples += 1
         if name == _SHARE:
@@ -147,7 +148,7 @@ def watch(
 
 
 def _whole_lines(text: str, tally: Tally) -> list[str]:
-    """Of an answer; a last line without its line break was cut off."""
+    """The lines of an answer; a last line without its line break was cut off."""
     found = text.splitlines(keepends=True)
     if found and not found[-1].endswith("\n"):
         found.pop()

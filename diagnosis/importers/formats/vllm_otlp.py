@@ -181,7 +181,7 @@ def _number(value: _Value) -> float | None:
 
 
 def _float(value: float | str) -> float | None:
-    """None for what no float holds, as an integer of 400 digits."""
+    """The value as a float; None for what no float holds, as an integer of 400 digits."""
     try:
         return float(value)
     except (ValueError, OverflowError):

@@ -16,7 +16,8 @@ from lab.drills.mechanism import SOAK, TEST, Mechanism
 from lab.drills.traffic import TENANTS, Mix, PlannedRequest, Scene
 
 LEAST_LOAD = 0.2
-"""Of capacity: the night of the ramp, and the calm state of the bursts."""
+"""The least load as a share of capacity: the night of the ramp, and the calm state of the
+bursts."""
 _CALM_S, _BUSY_S = 20.0, 5.0
 _LONG_SHARE = 0.04
 _LONG = Mix(name="long", prompt=(96, 160), output=(16, 48))

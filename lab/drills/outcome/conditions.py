@@ -144,7 +144,7 @@ def _all_pids() -> list[int]:
 
 
 def _fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the state on; empty for a process that has gone."""
+    """The fields of /proc/PID/stat, from the state on; empty for a process that has gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -201,7 +201,7 @@ def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> li
 def harmed_requests(
     log: Iterable[Sent], limits: HarmThresholds, on_ns: int, off_ns: int
 ) -> list[Sent]:
-    """Those that a fault from `on_ns` to `off_ns` harmed: due before its end, late after its
+    """The requests that a fault from `on_ns` to `off_ns` harmed: due before its end, late after its
     onset."""
     return [one for one in log if one.due_ns < off_ns and limits.are_exceeded_by(one, on_ns)]
 

@@ -328,7 +328,7 @@ def _most_events(record: FleetRecord, engines: int) -> int:
 
 
 def _token_bytes(engine: RecordedEngine) -> int:
-    """Of the KV of one token."""
+    """The size in bytes of the KV of one token."""
     started = engine.joined.started
     if started is None or started.shape is None:
         raise FleetNotReplayable(

@@ -90,7 +90,8 @@ _BY_NAME = {one.name: one for one in _NAMES}
 
 
 def change_of(words: Sequence[str]) -> FleetChange:
-    """Of `name=value` words: those above, and the limits of engines. Raises ConfigError."""
+    """The change that `name=value` words say: those above, and the limits of engines. Raises
+    ConfigError."""
     values: dict[str, Any] = {}
     limits: list[str] = []
     for word in words:

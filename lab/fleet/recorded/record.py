@@ -113,7 +113,7 @@ class RecordedEngine:
 
     @property
     def limits(self) -> Limits:
-        """Of its start, as far as recorded, with those of its last report."""
+        """The limits of the engine's start, as far as recorded, with those of its last report."""
         started, joined = self.joined.started, self.joined
         found = replace(LIMITS, block_tokens=joined.block_tokens)
         if started is not None:

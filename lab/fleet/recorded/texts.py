@@ -33,7 +33,7 @@ class Texts:
         self._find_turns(asks)
 
     def prompt(self, ask: RecordedAsk) -> list[int]:
-        """As many tokens as were sent."""
+        """The token ids of a prompt, as many as were sent."""
         return [self._token(ask, place) for place in range(ask.prompt_tokens)]
 
     def output(self, ask: RecordedAsk, index: int) -> int:
@@ -41,7 +41,7 @@ class Texts:
         return self._token(ask, ask.prompt_tokens + index)
 
     def _token(self, ask: RecordedAsk, place: int) -> int:
-        """Of prompt and output as one text."""
+        """The token at a place of prompt and output as one text."""
         part, anchors = place // self._stride, ask.routed.anchors
         if part < len(anchors):
             return _FIRST_OF_ANCHORS + self._anchors.setdefault(anchors[part], len(self._anchors))

@@ -58,7 +58,8 @@ def engines_of(record: FleetRecord, change: FleetChange) -> dict[str, RecordedEn
 
 
 def limits_again(engine: RecordedEngine, change: FleetChange) -> Limits:
-    """Of an engine in a simulation: it proposes no drafts and keeps no blocks on the host."""
+    """The limits of an engine in a simulation: it proposes no drafts and keeps no blocks on the
+    host."""
     limits = replace(engine.limits, cache_identity=IDENTITY, draft_tokens=0, host_slots=0)
     return change.of_limits(limits)
 

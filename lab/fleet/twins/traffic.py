@@ -49,5 +49,5 @@ def hot(plan: Plan, rate_per_s: float, prefix_tokens: int, turns: int = 1) -> li
 
 
 def merged(*groups: list[Session]) -> list[Session]:
-    """By their times."""
+    """All sessions, by their times."""
     return sorted((one for group in groups for one in group), key=lambda one: one.at_ns)

@@ -209,7 +209,8 @@ UNFAIRNESS: Mechanisms = {"small_batches": Fault(prepare=_half_load, inject=_sma
 
 
 def _bursts(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """Of all tenants, more requests at once than there are slots, every four to six seconds."""
+    """Bursts of all tenants: more requests at once than there are slots, every four to six
+    seconds."""
     setting = run.setting
     bursts: list[RequestSpec] = []
     for at_ns in _moments(span, draw, 4.0, 6.0):

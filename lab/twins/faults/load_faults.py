@@ -140,7 +140,7 @@ def _small_cache(setting: Setting, draw: Random) -> None:
 
 
 def _working_set(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """As many requests of the same length, but of so many applications that their system
+    """The same number of requests of the same length, but of so many applications that their system
     prompts push each other out."""
     kinds = draw.randint(9, 12)
     for spec in run.arriving_in(span):

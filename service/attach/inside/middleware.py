@@ -129,7 +129,8 @@ class Exchange:
             self._sent(message)
 
     def _start(self, message: Message) -> Message:
-        """With the request's id, if the engine does not send it."""
+        """The message that starts the response, with the request's id if the engine does not send
+        it."""
         try:
             self._request.started(message["status"])
             headers = list(message.get("headers", ()))

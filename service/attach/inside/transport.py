@@ -127,7 +127,7 @@ class Sender:
 
     @property
     def lost_facts(self) -> int:
-        """Those that the sidecar will never see, since the start of this process."""
+        """How many facts the sidecar will never see, since the start of this process."""
         return self._refused_facts + self._outbox.dropped_facts
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -149,7 +149,7 @@ class Sender:
             self._start()
 
     def _begin(self) -> None:
-        """As new: at the start, and in a process that forked."""
+        """Set all state as new: at the start, and in a process that forked."""
         self._turn_ns = None
         self._queue: deque[Part | TurnedOff] = deque()
         self._refused_facts = 0

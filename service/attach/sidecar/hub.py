@@ -182,7 +182,7 @@ class Hub:
         return engine, is_new
 
     def _seen_from_here(self, fact: EngineStarted, stream: Stream) -> EngineStarted:
-        """With the pid that the process has on this host."""
+        """The fact of the start with the pid that the process has on this host."""
         return fact if stream.pid is None else replace(fact, pid=stream.pid)
 
     def _put_joined(self, joined: Joined | None) -> None:

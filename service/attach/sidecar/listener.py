@@ -68,7 +68,7 @@ class Connections:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """Those that have said who they are."""
+        """The connections that have said who they are."""
         return tuple(self._streams)
 
     @property
@@ -180,8 +180,8 @@ def _is_same(core: Stream, other: Stream) -> bool:
 
 
 def _checked(batch: Batch) -> Batch:
-    """With no name that is too long: clients choose a part of them, and a batch has those of all
-    clients. Raises Refused if the id of a request is."""
+    """The batch with no name that is too long: clients choose a part of them, and a batch has those
+    of all clients. Raises Refused if the id of a request is too long."""
     if any(len(one.request_id) > NAME_CHARACTERS for one in batch.submitted):
         raise Refused(Refusal.TOO_LARGE, "the id of a request is too long")
     names = [one.name for one in batch.names] + [one.name for one in batch.submitted]

@@ -33,8 +33,8 @@ _DEAD = (None, "Z", "X")
 
 @dataclass(slots=True)
 class Health:
-    """As the routes and metrics want it: how long the engine has not responded, None while it
-    does; the time since its last sign of life; how often it has hung."""
+    """The engine's health as the routes and metrics want it: how long it has not responded, None
+    while it does; the time since its last sign of life; how often it has hung."""
 
     hung_ns: int | None = None
     heartbeat_age_ns: int | None = None

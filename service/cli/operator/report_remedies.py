@@ -72,9 +72,9 @@ def _help_of_past(
     baseline: Reference | None,
     progress: Callable[[str], None],
 ) -> Remedies:
-    """Of an incident that was over before the record ended: its own time against that before it.
-    Settings are searched for the last seconds of a record only, so they are not here. Raises
-    NotReplayable."""
+    """The remedies for an incident that was over before the record ended: its own time against that
+    before it. Settings are searched for the last seconds of a record only, so they are not here.
+    Raises NotReplayable."""
     progress("reading the journal")
     run = read_runs(journal.facts())[-1]
     stamps = [fact_ns(fact) for fact in (*run.facts, *run.others)]

@@ -14,7 +14,8 @@ Families = list[tuple[Metric, list[tuple[dict[str, str], float]]]]
 
 
 def attach_families(view: AttachView) -> Families:
-    """With a sample for every value of a label, so that a rate is seen from the first one on."""
+    """The metrics of a sidecar's connections, with a sample for every value of a label, so that a
+    rate is seen from the first one on."""
     roles = Counter(one.role for one in view.processes)
     return [
         (

@@ -249,13 +249,13 @@ def _read_line(ready: int) -> str | None:
 
 
 def _forget_signals() -> None:
-    """Those that came while the sidecar drained were for the command, which has ended: they must
-    not end this process once they are let in, with a code of their own."""
+    """Forget the signals that came while the sidecar drained. They were for the command, which has
+    ended: they must not end this process once they are let in, with a code of their own."""
     while signal.sigtimedwait(_HANDLED, 0) is not None:
         pass
 
 
 def _code_of(status: int) -> int:
-    """As shells have it: 128 and the number for the end by a signal."""
+    """The exit code as shells have it: 128 and the number for the end by a signal."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else EXIT_SIGNAL - code

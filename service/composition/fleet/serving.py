@@ -120,7 +120,7 @@ async def _serve(
 def _latency(
     client: FleetClient, telemetry: Telemetry, replicas: ReplicaLatency, clock: Clock
 ) -> FleetLatency:
-    """As of now. Any thread may ask."""
+    """The latencies of a fleet's engines as of now. Any thread may ask."""
     with telemetry.pump.caught_up():
         return replicas.view(clock.now_ns(), client.roles)
 

@@ -31,7 +31,7 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 
 MOST_SEQUENCES = 4096
-"""Of one gateway at once; further ones are refused as by a full queue."""
+"""Most sequences of one gateway at once; further ones are refused as by a full queue."""
 
 
 class Node(Protocol):

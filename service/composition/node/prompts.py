@@ -162,7 +162,7 @@ class PromptsForOthers:
 def prompts_of(
     client: EngineClient, lane: Lane, handlers: dict[str, LiveRequest], model: str, clock: Clock
 ) -> PromptsForOthers:
-    """Those of whichever engine the client has; they end with it."""
+    """The prompts for others, of whichever engine the client has; they end with it."""
     prompts = PromptsForOthers(
         lane, handlers, model, lambda seq_id, reason: client.send(Cancel(seq_id, reason))
     )

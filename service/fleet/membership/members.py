@@ -39,5 +39,6 @@ class Membership(Protocol):
         ...
 
     def members(self) -> dict[str, Member]:
-        """By name. What cannot be read leaves the members as they were; the problem is logged."""
+        """The members by name. What cannot be read leaves the members as they were; the problem is
+        logged."""
         ...

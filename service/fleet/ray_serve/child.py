@@ -69,7 +69,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code of the process; None while it runs."""
         assert self._process is not None, "started"
         return self._process.poll()
 

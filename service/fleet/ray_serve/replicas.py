@@ -173,7 +173,7 @@ class GatewayReplica:
             await asyncio.sleep(_READ_S)
 
     async def _read(self) -> RegistrySnapshot | None:
-        """None while nobody keeps the roll."""
+        """The engines of the roll; None while nobody keeps it."""
         try:
             async with asyncio.timeout(CALL_S):
                 return msgspec.json.decode(await self._roll.roll.remote(), type=RegistrySnapshot)
@@ -194,7 +194,7 @@ async def _told(method: _Method, text: str) -> bool:
 
 
 def _roll() -> RollHandle:
-    """Of this application."""
+    """The handle of the roll of engines of this application."""
     from ray import serve
 
     found: RollHandle = serve.get_deployment_handle(ROLL)

@@ -21,7 +21,7 @@ from telemetry.facts.fleet.routing_records import ANCHOR_BLOCKS
 
 STRIDE_BLOCKS = ANCHOR_BLOCKS
 MAX_ANCHORS = 256
-"""Of one prompt: what lies behind the last of them is not looked for."""
+"""Most anchors of one prompt: what lies behind the last of them is not looked for."""
 _BYTES = 8
 
 

@@ -25,7 +25,8 @@ from telemetry.facts.fleet.routing_records import EngineReported
 ASSUMED_COST = SetStepCost(
     base_ns=20_000_000, prefill_token_ns=100_000, decode_row_ns=300_000, context_token_ns=500
 )
-"""Of an engine that has fitted none yet: only the ratio between busy and idle ones matters."""
+"""Cost of a step of an engine that has fitted none yet: only the ratio between busy and idle ones
+matters."""
 ASSUMED_MAX_SEQS, ASSUMED_BUDGET_TOKENS = 256, 2048
 _ENDS_KEPT = 256
 """Ends since the last report that are remembered."""

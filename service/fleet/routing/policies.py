@@ -272,16 +272,16 @@ def policy_of(policy: RoutingPolicy, book: RouterState) -> Policy:
 
 
 def _in_time(weighed: list[Predicted], target_ns: int) -> list[Predicted]:
-    """Those where the first token is expected in time, with a margin: the estimate may be wrong. An
-    engine that has to compute more of the prompt than another one has to do so in the margin too,
-    because others would be late for it."""
+    """The engines where the first token is expected in time, with a margin: the estimate may be
+    wrong. An engine that has to compute more of the prompt than another one has to do so in the
+    margin too, because others would be late for it."""
     least_ns = min(one.work_ns for one in weighed)
     most_ns = TTFT_TARGET_SHARE * target_ns
     return [one for one in weighed if one.ttft_ns + one.work_ns - least_ns <= most_ns]
 
 
 def _cheap(weighed: list[Predicted], times: float) -> list[Predicted]:
-    """Those where the prompt takes at most so many times as long as where it takes least."""
+    """The engines where the prompt takes at most so many times as long as where it takes least."""
     most_ns = times * min(one.work_ns for one in weighed)
     return [one for one in weighed if one.work_ns <= most_ns]
 

@@ -24,7 +24,8 @@ from service.fleet.transfer.split import LinkCost, PrefillPlace, Split, choose
 from service.fleet.wire.messages import EngineLoad
 
 _MOST_DECODE = 0.5
-"""Of an inter-token target: engines whose decodes need more of it have no time for prompts."""
+"""Most share of an inter-token target: engines whose decodes need more of it have no time for
+prompts."""
 
 
 class Computes(NamedTuple):
@@ -132,9 +133,9 @@ class PrefillChoice:
         coming.tokens += tokens
 
     def _here(self, engine: Decodes) -> PrefillPlace:
-        """Those who compute their prompt, wait there, or whose KV is on its way decode when it is
-        this prompt's turn. Beside others it computes as much of a prompt in a step as their
-        inter-token target leaves."""
+        """What computing the prompt here would meet. Sequences that compute their prompt here, wait
+        here, or whose KV is on its way decode when it is this prompt's turn. Beside others the
+        engine computes as much of a prompt in a step as their inter-token target leaves."""
         load, coming = engine.load, self._coming.get(engine.name) or _Coming()
         place = replace(
             _place(load, engine.cached_tokens),

@@ -20,7 +20,7 @@ from itertools import takewhile
 from service.fleet.routing.prefix_runs import MOST_TOGETHER, Held, Run, Use
 
 MOST_ANCHORS = 16_384
-"""Of one engine. With blocks of 16 tokens it is a million tokens of cache."""
+"""Most anchors of one engine. With blocks of 16 tokens it is a million tokens of cache."""
 _AT_ONCE = 16
 """Anchors that are asked for in one call: nobody holds those of a new prompt."""
 

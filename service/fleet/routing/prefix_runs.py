@@ -31,7 +31,7 @@ class Run:
 
 
 class Use:
-    """Of a run by one engine: a link in the engine's chain, that used longest ago first."""
+    """The use of a run by one engine: a link in the engine's chain, that used longest ago first."""
 
     __slots__ = ("after", "before", "run")
 

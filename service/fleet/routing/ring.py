@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 POINTS = 32
-"""Of each engine on the ring: shares differ by about a sixth."""
+"""Points of each engine on the ring: shares differ by about a sixth."""
 
 
 def hash_of(*parts: str | int) -> int:

@@ -9,8 +9,9 @@
     router.ended(request_id, output_tokens, now_ns)
 
 `choose` changes nothing; whoever does not send need not take anything back. Each call that changes
-something leaves a fact, in the order of the calls, so that `decided_again` can repeat them. Nothing
-here fails by what an engine sends: a report that cannot be used is answered with the reason.
+something leaves a fact, in the order of the calls, so that `decision_replay` can repeat them.
+Nothing here fails by what an engine sends: a report that cannot be used is answered with the
+reason.
 """
 
 from __future__ import annotations

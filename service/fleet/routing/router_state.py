@@ -25,7 +25,7 @@ class RouterState:
     def __init__(self, settings: RoutingSettings) -> None:
         self.settings = settings
         self.views: list[EngineView] = []
-        """By index; one that left stays until another takes its place."""
+        """The engines by index; one that left stays until another takes its place."""
         self._free: list[int] = []
         self.by_name: dict[str, EngineView] = {}
         self.order = LoadOrder()

@@ -16,14 +16,14 @@ DIGEST_BYTES = 16
 
 
 def block_digest(place: int, data: bytes | memoryview) -> bytes:
-    """Of the bytes of the block that is number `place` of its prompt."""
+    """The digest of the bytes of the block that is number `place` of its prompt."""
     hashed = blake3(place.to_bytes(8, "little"))
     hashed.update(data)
     return hashed.digest(length=DIGEST_BYTES)
 
 
 def total_digest(epoch: int, digests: Sequence[bytes]) -> bytes:
-    """Of all blocks of a transfer, by their digests."""
+    """The digest of all blocks of a transfer, made of their digests."""
     hashed = blake3(epoch.to_bytes(16, "little"))
     hashed.update(b"".join(digests))
     return hashed.digest(length=DIGEST_BYTES)

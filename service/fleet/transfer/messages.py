@@ -26,7 +26,7 @@ from service.engine.plan import Sample
 from telemetry.facts.fleet.kv_transfer_records import KvFault, RemoteParts
 
 MAX_BLOCKS = 1 << 20
-"""Of one transfer: what a peer may ask for, far more than any context."""
+"""Most blocks of one transfer: what a peer may ask for, far more than any context."""
 MAX_BLOCK = (1 << 32) - 1
 """The largest number of a block that a write can name."""
 

@@ -44,8 +44,8 @@ from telemetry.facts.fleet.kv_transfer_records import KvLinkEnd
 MOST_PROVED = 256
 """Connections that others have opened and proved: fewer engines have one compute for them."""
 MOST_UNPROVED = 64
-"""Those that have proved nothing yet. An engine takes a round trip for that, so as many at once are
-strangers: the oldest makes room for the next."""
+"""Most connections that have proved nothing yet. An engine takes a round trip for that, so as many
+at once are strangers: the oldest makes room for the next."""
 _MOST_NEWS = 1024
 _INCARNATION_BITS = 53  # fits a double, as JSON readers have them
 _ENCODER = msgspec.msgpack.Encoder()
@@ -159,7 +159,7 @@ class TcpEndpoint:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def take_ways(self) -> list[MoverNews]:
-        """By which way blocks of a connection go, where that was agreed since the last call."""
+        """Which way blocks of a connection go, where that was agreed since the last call."""
         return self._movers.take_news()
 
     def take_strangers(self) -> Counter[KvLinkEnd]:

@@ -22,7 +22,7 @@ PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 """A message with the longest prompt, or a block of the largest model, is far below this."""
 MAX_HELLO_BYTES = 1024
-"""Of a frame before the proof."""
+"""Most bytes of a frame before the proof."""
 
 WRITE = struct.Struct("!16sQQI")  # key of the memory, epoch, ticket, block
 ACK = struct.Struct("!QB")  # ticket, whether it was written

@@ -20,7 +20,8 @@ from service.fleet.transfer.actions import Arrived, FenceEnded, PeerGone
 from service.fleet.transfer.messages import Message, PeerId
 
 STAGING_BYTES = 256 << 20
-"""Of blocks that are on their way from an engine: copies of them, which take memory of the host."""
+"""Most bytes of blocks that are on their way from an engine: copies of them, which take memory of
+the host."""
 
 
 class BlockMemory(Protocol):

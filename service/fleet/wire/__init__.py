@@ -7,6 +7,7 @@
   bounded backlog.
 - `key_file`: the shared key. `open_requests`: requests counted alike at both ends. `counts`,
   `families`: what was carried, refused and lost, as metrics.
+- `load_fold`: how loaded an engine is, as gateways are told.
 
 Frames are authenticated and not encrypted: prompts and outputs cross the network as they are. It
 must not know HTTP, nor who computes.

@@ -25,7 +25,8 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class WireCounts:
-    """Of all connections of one process. `lost_frames` were not written when a connection ended."""
+    """Counts of all connections of one process. `lost_frames` were not written when a connection
+    ended."""
 
     faults: Counter[Fault] = field(default_factory=Counter)
     connected: int = 0

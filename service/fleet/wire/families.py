@@ -12,7 +12,7 @@ Family = tuple[Metric, list[tuple[dict[str, str], float]]]
 
 
 def wire_families(counts: WireCounts) -> Iterator[Family]:
-    """Of either end."""
+    """The metrics of the frames of either end, gateway or node."""
     yield catalog.WIRE_FAULTS, [({"fault": one}, float(counts.faults[one])) for one in Fault]
     yield catalog.WIRE_CONNECTED, [({}, float(counts.connected))]
     yield (
@@ -33,6 +33,6 @@ def wire_families(counts: WireCounts) -> Iterator[Family]:
 
 
 def node_families(counts: WireCounts, gateways: int) -> Iterator[Family]:
-    """Of a node."""
+    """The metrics of a node's connections with gateways."""
     yield catalog.NODE_GATEWAYS, [({}, float(gateways))]
     yield from wire_families(counts)

@@ -158,7 +158,7 @@ class LoadFold:
             self._prompts[seq_id] = max(0, left)
 
     def load(self) -> EngineLoad:
-        """As of the last fact."""
+        """The load of the engine as of the last fact."""
         waiting_tokens = sum(self._waiting.values()) * (1.0 - self._hit_share)
         decoding = [seq_id for seq_id, left in self._prompts.items() if not left]
         used = self._blocks_used + sum(self._reserved.values())  # each as of its last fact

@@ -26,7 +26,7 @@ from telemetry.facts.reasons import EndReason
 
 PROTOCOL = 2
 FIRST_FRAME_BYTES = 1024
-"""Of a peer that has proved nothing; it may send `FIRST_BYTES` in all."""
+"""Most bytes of a frame of a peer that has proved nothing; it may send `FIRST_BYTES` in all."""
 FIRST_BYTES = 4096
 TO_NODE_BYTES = 16 * 1024 * 1024
 """A prompt of a million tokens, with a grammar."""
@@ -235,7 +235,8 @@ class Accounted(_Message, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an engine, whoever asks. Its last steps took `drift` times what `cost` predicts."""
+    """The load of an engine, the same whoever asks. Its last steps took `drift` times what `cost`
+    predicts."""
 
     running: int = 0
     waiting: int = 0

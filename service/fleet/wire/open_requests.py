@@ -23,8 +23,8 @@ class _Open:
 
 
 class OpenRequests:
-    """Of one incarnation. `received`, `ended` and `choices_ended` (sequences that ended while their
-    request went on) count since `restart`."""
+    """The open requests of one incarnation of an engine. `received`, `ended` and `choices_ended`
+    (sequences that ended while their request went on) count since `restart`."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _Open] = OrderedDict()

@@ -81,7 +81,7 @@ class WirePeer(asyncio.Protocol, Generic[Incoming]):
 
     @property
     def address(self) -> str:
-        """Of the other end, for people."""
+        """The address of the other end, for people."""
         found = None if self._transport is None else self._transport.get_extra_info("peername")
         return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "?"
 

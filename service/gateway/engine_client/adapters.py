@@ -99,8 +99,8 @@ class AdapterView:
         return name in self._awaited
 
     def listed(self) -> list[KnownAdapter]:
-        """Those that clients may name, in the order in which they became known, then the awaited
-        ones."""
+        """The adapters that clients may name, in the order in which they became known, then the
+        awaited ones."""
         known = sorted(self._by_name.values(), key=lambda one: one.number)
         return [*known, *self._awaited.values()]
 

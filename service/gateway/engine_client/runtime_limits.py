@@ -152,7 +152,7 @@ class RuntimeLimitsOwner:
             await asyncio.shield(sent.confirmed)
 
     def view(self, now_ns: int) -> LimitsView | None:
-        """None while there is no engine."""
+        """The limits in force and who set them; None while there is no engine."""
         if self._started is None or self._in_force is None:
             return None
         anchor = read_wall_anchor(1)

@@ -12,6 +12,6 @@ MOST_NAMES = 2 * MOST_MEMBERS
 
 
 def to_forget(names: Iterable[str], members: Container[str]) -> str | None:
-    """Of the names in the order of their coming, the first that the membership does not have; None:
-    it has them all."""
+    """The first of the names, in the order of their coming, that the membership does not have;
+    None: it has them all."""
     return next((one for one in names if one != OTHER and one not in members), None)

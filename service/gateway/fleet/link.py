@@ -208,7 +208,8 @@ class EngineLink:
         self._owner.connected(True)
 
     def refused(self, why: str) -> None:
-        """By either end: another key, protocol, model or vocabulary, or the node is full."""
+        """The connection was refused by either end: another key, protocol, model or vocabulary, or
+        the node is full."""
         if why != self.why:
             log.error("engine %s is not used: %s", self.name, why)
         self._is_refused, self.why = True, why

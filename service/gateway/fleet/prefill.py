@@ -102,7 +102,7 @@ def _load(link: EngineLink) -> EngineLoad:
 def _computing(
     link: EngineLink, offer: KvOffer, links: Iterable[EngineLink], now_ns: int
 ) -> Iterator[Computes]:
-    """Those that compute prompts for an engine, with a cache like its own."""
+    """The engines that compute prompts for an engine, with a cache like its own."""
     for other in links:
         computes = other.role is Role.PREFILL and other.state_at(now_ns) is LinkState.READY
         if other is link or not computes or other.kv is None or other.kv.port is None:

@@ -52,7 +52,8 @@ class ReplicaLatency:
         self._engines: dict[str, dict[Measure, LatencyHistogram]] = {}
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
-        """Of a finished request: its first token counts for the engine that all of it went to."""
+        """Count the latencies of a finished request: its first token counts for the engine that all
+        of it went to."""
         if timeline.is_incomplete or timeline.outcome is not Outcome.FINISHED:
             return
         at_ns, name = timeline.ended.at_ns, None
@@ -70,7 +71,8 @@ class ReplicaLatency:
                 own[Measure.TTFT].record(timeline.ttft_ns, at_ns)
 
     def view(self, now_ns: int, roles: Mapping[str, str]) -> FleetLatency:
-        """As of now; `roles` is that of each engine of the membership."""
+        """The latencies by engine as of now; `roles` is the role of each engine of the
+        membership."""
         by_engine = {
             name: {one: held[one].last(now_ns, WINDOW_S) for one in MEASURES}
             for name, held in self._engines.items()

@@ -49,8 +49,8 @@ class Routing:
             RoutingSettings(policy=policy, seed=secrets.randbits(62)), record, now_ns
         )
         self.decoding: dict[str, EngineLink] = {}
-        """Those that were ready at their last change, by name, but for `prefilling` ones. Other
-        threads may read both."""
+        """The engines that were ready at their last change, by name, but for `prefilling` ones.
+        Other threads may read both."""
         self.prefilling: dict[str, EngineLink] = {}
         self._excluded: tuple[str, ...] | None = ()  # None: it has to be made again
         self._joined: dict[str, int] = {}  # incarnation by name

@@ -49,7 +49,7 @@ class SentSequences:
         return None if remote is None or remote.link is not link else remote
 
     def all_at(self, link: EngineLink) -> list[SentSequence]:
-        """Those there that have not ended."""
+        """The sequences at this engine that have not ended."""
         return [one for one in self._live.values() if one.link is link]
 
     def ended(self, remote: SentSequence, reason: EndReason, at_ns: int) -> None:
@@ -65,11 +65,11 @@ class SentSequences:
         return None if remote is None or remote.link is not link else self._ending.pop(seq_id)
 
     def without_account(self, link: EngineLink) -> list[SentSequence]:
-        """Those that ended there; their accounts will not come."""
+        """The sequences that ended at this engine and whose accounts will not come."""
         return self._given_up(one for one in self._ending.values() if one.link is link)
 
     def overdue(self, now_ns: int) -> list[SentSequence]:
-        """Those whose accounts have not come in time, counted from their ends."""
+        """The sequences whose accounts have not come in time, counted from their ends."""
         edge_ns = now_ns - _ACCOUNT_NS
         return self._given_up(one for one in self._ending.values() if one.ended_ns < edge_ns)
 

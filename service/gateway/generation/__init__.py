@@ -6,6 +6,10 @@
 - `answer_writer`: text becomes response bodies and server-sent events: those of chats and texts in
   `responses`, those of /v1/responses in `responses_writer` and `response_items`; `logprobs` are
   those of both.
+- `prompt_echo`: what an answer says about its prompt: its text, and scores of its tokens.
+- `tool_text`, `tool_outcome`, `tool_results`: the calls in an answer become JSON, are checked and
+  recorded, and are remembered until their results come.
+- `embeddings`: a request for embeddings, whose inputs are sequences without tokens.
 - `delivery`: these are sent.
 - `request_recorder`: the request's facts.
 - `state`: what all requests share.

@@ -90,7 +90,8 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens, natural: how likely it is for its length; of no tokens 0."""
+        """The mean natural log-probability of its tokens: how likely the text is for its length; 0
+        of no tokens."""
         return self._logprob / max(1, self.output_tokens)
 
     @property

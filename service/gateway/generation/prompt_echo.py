@@ -19,8 +19,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """Of one prompt: its text, empty without `echo`; and as JSON arrays the fields of OpenAI's
-    legacy `logprobs`, and vLLM's `prompt_logprobs`, where they are wanted."""
+    """What an answer says of one prompt: its text, empty without `echo`; and as JSON arrays the
+    fields of OpenAI's legacy `logprobs`, and vLLM's `prompt_logprobs`, where they are wanted."""
 
     text: str = ""
     legacy: tuple[bytes, ...] = ()

@@ -193,8 +193,8 @@ def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimin
 
 
 def best_choices(candidates: list[Choice], request: GenerationRequest) -> list[Choice]:
-    """Of each prompt's candidates the `n` with the highest log-probability per token, best first,
-    as OpenAI chooses; all in their order where there are no more."""
+    """The `n` candidates of each prompt with the highest log-probability per token, best first, as
+    OpenAI chooses; all candidates in their order where there are no more than `n`."""
     each = request.candidates
     if each == request.choices:
         return candidates
@@ -264,7 +264,8 @@ def _message(choice: Choice, delta: Delta) -> dict[str, Any]:
 def _add_prompt_ids(
     operation: Operation, whole: dict[str, Any], prompt_ids: list[list[int]]
 ) -> None:
-    """As vLLM has them: a conversation is the whole answer's, a prompt is its choices'."""
+    """Add the token ids of prompts as vLLM has them: a conversation's to the whole answer, a
+    prompt's to its choices."""
     if operation is Operation.CHAT:
         whole["prompt_token_ids"] = prompt_ids[0]
         return

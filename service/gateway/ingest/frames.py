@@ -52,7 +52,8 @@ class ReadTokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class RenderScores(msgspec.Struct, frozen=True, tag=True):
-    """Of a ScoredPrompt, whose arrays are the blobs; the answer is a Rendered."""
+    """Render the scores of a ScoredPrompt as JSON; its arrays are the blobs, the answer is a
+    Rendered."""
 
     shape: ScoreShape
     width: int

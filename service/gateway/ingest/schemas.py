@@ -238,7 +238,7 @@ def _request(
 
 
 def _at_least_0(sent: int | None) -> int | None:
-    """None where a client says that there is no limit."""
+    """The number as sent; None where a client says that there is no limit."""
     return None if sent is None or sent < 0 else sent
 
 

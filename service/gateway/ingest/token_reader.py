@@ -90,7 +90,7 @@ class TokenReader:
         )
 
     def _rendered(self, sent: TokenizeBody, messages: list[ChatMessage]) -> str:
-        """As the chat route renders them."""
+        """The text of the messages as the chat route renders them."""
         check_tool_messages(messages)
         chat = ChatBody(messages=messages, **{name: getattr(sent, name) for name in _OF_MESSAGES})
         shown = [template_message(one, at) for at, one in enumerate(messages)]

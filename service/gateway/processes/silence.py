@@ -36,7 +36,7 @@ class SilenceWatch:
         self._looked_ns = clock.now_ns()
 
     def overdue(self, peers: Sequence[Peer]) -> list[Peer]:
-        """Those that are to be replaced; their silence begins anew."""
+        """The processes that are to be replaced; their silence begins anew."""
         now_ns = self._clock.now_ns()
         passed_ns = min(now_ns - self._looked_ns, _LATE_LOOKS * LOOK_NS)
         self._looked_ns = now_ns

@@ -26,14 +26,14 @@ class Tallies:
         self.lost += peer.lost
 
     def connections(self, peers: Sequence[Peer]) -> ConnectionCounts:
-        """Of all processes since the start; `open` of those that run."""
+        """Counts of connections of all processes since the start; `open` only of those that run."""
         total = ConnectionCounts()
         for one in (self._connections, *(peer.connections for peer in peers)):
             _add_connections(total, one)
         return total
 
     def ingest(self, peers: Sequence[Peer]) -> IngestCounts:
-        """Of all processes since the start; what waits of those that run."""
+        """Counts of ingest of all processes since the start; what waits only of those that run."""
         total = IngestCounts()
         for one in (self._ingest, *(peer.ingest for peer in peers)):
             _add_ingest(total, one)

@@ -17,7 +17,7 @@ from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.reasons import EndReason
 
 MOST_PARTS = 256
-"""Of one account; a ledger has some dozens."""
+"""Most parts of one account; a ledger has some dozens."""
 
 Word = Annotated[str, msgspec.Meta(max_length=128)]
 

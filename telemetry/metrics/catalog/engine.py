@@ -238,4 +238,4 @@ TOTALS = {
         ),
     )
 }
-"""By field of `telemetry.stats.totals.Totals`."""
+"""Counters by the field of `telemetry.stats.totals.Totals` that holds the value."""

@@ -131,6 +131,7 @@ def test_a_stopped_process_goes_on_whatever_became_of_its_stopper(how: signal.Si
         helper = next(one for one in children() if one != pid)
         eventually(lambda: state_of(pid) == "T", "a stop")
         os.kill(helper, how)
+        eventually(lambda: state_of(helper) in "TZ", "its end or stop")
         os.kill(pid, signal.SIGSTOP)  # as the helper may have done last
         asyncio.run(stopper.end(within_s=0.2))
 

@@ -70,7 +70,7 @@ def _write_tokenizer(
     backend.decoder = decoders.ByteLevel()
     if spaced:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        backend.decoder = decoders.Metaspace(prepend_scheme="never")
+        backend.decoder = decoders.Metaspace(prepend_scheme="first")
     for word in words:
         token = AddedToken(word, special=word in special, normalized=False)
         (backend.add_special_tokens if word in special else backend.add_tokens)([token])

@@ -30,8 +30,8 @@ from benchmarks.machine import machine
 RESULT = Path(__file__).parents[3] / "results" / "diagnosis" / "fleet_live.json"
 NAMES = ("first", CULPRIT, "third")
 LEAST_ANSWERS, LEAST_READ = 10, 5
-"""Of the gateway in the calm time and in the trouble, and that clients read in both: half a minute
-in which nobody answers is not a calm one."""
+"""Answers of the gateway in the calm time and in the trouble, and answers that clients read in
+both: half a minute in which nobody answers is not a calm one."""
 _FIRST_S, _CALM_S, _TROUBLE_S, _FADES_S = 20.0, 14.0, 20.0, 20.0
 _ROUTED_ASKED = Asked(output_tokens=60, own_words=12, pause_s=0.4, prefixes=8, common_words=160)
 # three engines share the cores with the gateway and the clients: more would be noise alone

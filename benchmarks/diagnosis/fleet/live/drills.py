@@ -109,7 +109,7 @@ ROUTED: dict[str, Drill] = {
         "signals_stale", "a proxy delays all that its node sends, up to 4 s", _late, CULPRIT
     ),
 }
-"""Of three engines and a gateway."""
+"""Drills with three engines and a gateway."""
 APART: dict[str, Drill] = {
     "always": Drill(ALWAYS, "every prompt goes to an engine on the same two cores", _nothing),
     "narrow": Drill("transfer_slow", "a proxy passes 5 MB of KV a second", _narrow),
@@ -120,4 +120,4 @@ APART: dict[str, Drill] = {
         "decode_bound", "sixteen more clients with answers of 300 tokens", _long_answers
     ),
 }
-"""Of an engine that computes prompts, and one that decodes them."""
+"""Drills with an engine that computes prompts, and one that decodes them."""

@@ -44,7 +44,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Fleet:
-    """By name: nodes, and the links that can be made slow. `watched` is asked what is wrong."""
+    """The parts of the fleet by name: nodes, and the links that can be made slow. `watched` is
+    asked what is wrong."""
 
     gateway: Process
     nodes: dict[str, Process]
@@ -121,7 +122,7 @@ class Started:
         return one
 
     def gateway(self, lines: Sequence[str], *flags: str) -> Process:
-        """Of the engines that `lines` list; once all are ready."""
+        """Start a gateway of the engines that `lines` list; once all are ready."""
         engines = self.folder / "engines.toml"
         engines.write_text("\n".join([f'key_file = "{self._key.name}"', *lines, ""]))
         gateway = self._start(["serve", "--engines", str(engines), *flags], "gateway", {})

@@ -54,8 +54,8 @@ def _pasted(scene: Scene) -> list[PlannedRequest]:
 
 
 def _some_grow(scene: Scene) -> list[PlannedRequest]:
-    """Of the baseline's requests every fifth of the fault has a prompt `intensity` times as long;
-    all else stays."""
+    """The baseline's requests, of which every fifth of the fault has a prompt `intensity` times as
+    long; all else stays."""
     low, high = scene.mix.prompt
     longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
     draw, found, count = scene.rng("grown"), list[PlannedRequest](), 0

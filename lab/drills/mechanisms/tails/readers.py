@@ -19,7 +19,7 @@ _SPURTS = Reader(spurt_tokens=60, pause_s=1.5)
 _ANSWER = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
 _LEAKED = 0.8
-"""Of capacity: what the sequences of clients that left would take, if none was cancelled."""
+"""The share of capacity that sequences of clients that left would take, if none was cancelled."""
 
 # of the long streams alone: they are one request in six
 _STREAMS_GAP = Harm(measure=HarmMeasure.GAP_SHARE, everyone=True, least_tokens=_STREAM_TOKENS)

@@ -15,8 +15,9 @@ _JSON_FORMATS = ("json_object", "json_schema")
 
 
 def parameters(body: Any, defaults: dict[str, Any]) -> Parameters:
-    """Of a parsed request body of either generation route; `defaults` are the model's. The engine
-    has not looked at the values yet, so any of them may be as large as a client likes."""
+    """The parameters of a parsed request body of either generation route; `defaults` are the
+    model's. The engine has not looked at the values yet, so any of them may be as large as a client
+    likes."""
 
     def number(name: str, neutral: float) -> float:
         value = getattr(body, name, None)
@@ -46,7 +47,8 @@ def parameters(body: Any, defaults: dict[str, Any]) -> Parameters:
 
 
 def prompt_tokens(rendered: Any) -> int | None:
-    """Of all prompts of a render result; None: it is an error, or has no token ids."""
+    """How many tokens all prompts of a render result have; None: it is an error, or has no token
+    ids."""
     if isinstance(rendered, tuple):
         rendered = rendered[-1]  # chat: the conversation, then the inputs of the engine
     elif not isinstance(rendered, list):
@@ -61,8 +63,8 @@ def prompt_tokens(rendered: Any) -> int | None:
 
 
 def end_reason(output: Any, has_all_tokens: bool) -> EndReason:
-    """Of an output of the engine core that ends its sequence; `has_all_tokens`: as many as it may
-    have."""
+    """Why a sequence ended, by the output of the engine core that ends it; `has_all_tokens`: it has
+    as many as it may have."""
     name = output.finish_reason.name
     if name == "STOP":
         return EndReason.EOS if output.stop_reason is None else EndReason.STOP_TOKEN

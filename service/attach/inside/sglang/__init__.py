@@ -4,6 +4,7 @@ plugin     the entry point in the group `sglang.srt.plugins`, and which process 
 seams      what is hooked and read, with the versions that the contract tests know
 core       the hooks of the scheduler, which call the observer
 observer   makes facts of what the scheduler did
+sequences  the live sequences, and the facts about each
 live       a live sequence, a step in flight, and their rows
 steps      the record of a step
 waits      why a live sequence has no row in a step

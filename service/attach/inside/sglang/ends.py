@@ -15,15 +15,15 @@ _INVALID_TOKEN = "NaN happened"
 
 
 def abort_reason(abort: Any) -> EndReason:
-    """Of an abort that came to the scheduler: a client went away, unless it says otherwise."""
+    """Why an abort came to the scheduler: a client went away, unless it says otherwise."""
     if abort.abort_all:
         return EndReason.DELETED
     return EndReason.TIMEOUT if abort.abort_message else EndReason.DISCONNECT
 
 
 def end_reason(request: Any, known: EndReason | None, max_tokens: int) -> EndReason:
-    """Of a request that has a finish reason. `known` is why it was to be aborted, if that was seen.
-    `max_tokens` bounds prompt and output together."""
+    """Why a request that has a finish reason ended. `known` is why it was to be aborted, if that
+    was seen. `max_tokens` bounds prompt and output together."""
     reason = request.finished_reason or request.to_finish
     kind = type(reason).__name__
     if kind == "FINISH_LENGTH":
@@ -39,7 +39,8 @@ def end_reason(request: Any, known: EndReason | None, max_tokens: int) -> EndRea
 
 
 def output_tokens(request: Any) -> int:
-    """Those up to its stop: a step with draft tokens may have accepted more."""
+    """How many output tokens a request has up to its stop: a step with draft tokens may have
+    accepted more."""
     tokens = len(request.output_ids)
     return tokens if request.finished_len is None else min(tokens, request.finished_len)
 

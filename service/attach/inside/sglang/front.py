@@ -171,7 +171,8 @@ class FrontHooks:
 
 
 def finish_reason(reason: dict[str, Any]) -> EndReason:
-    """Of an output that ends its sequence. What matched is only looked at for its type."""
+    """Why a sequence ended, by the output that ends it. What matched is only looked at for its
+    type."""
     if reason["type"] == "length":
         return EndReason.MAX_TOKENS
     if reason["type"] == "abort":

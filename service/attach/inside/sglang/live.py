@@ -118,7 +118,8 @@ def committed_row(row: PlannedRow) -> Row:
 
 
 def _decode(live: Live, tokens: int) -> PlannedRow:
-    """With draft tokens, how many of those before it were accepted is not known yet."""
+    """The row of a decode. With draft tokens, how many of those before it were accepted is not
+    known yet."""
     context = live.computed_tokens
     if tokens > 1:
         request = live.request

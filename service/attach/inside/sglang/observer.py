@@ -128,7 +128,8 @@ class Observer:
 
     @guarded("abort_request")
     def aborted(self) -> None:
-        """Those that run will end with their next outcome."""
+        """Note which live requests were aborted: those that run will end with their next
+        outcome."""
         reason, self._abort_reason = self._abort_reason, None
         pending = self._scheduler._pending_chunked_abort_req
         for live in self._sequences.live.values():

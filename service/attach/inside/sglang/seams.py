@@ -1,7 +1,8 @@
 """What the adapter hooks in SGLang and reads from its objects.
 
 The contract tests (`make test-attach`) hold all of it against the wheels of the versions that are
-known. `METHODS` are checked again in the running engine, before anything is hooked.
+known. `CORE_METHODS` and `FRONT_METHODS` are checked again in the running engine, before anything
+is hooked.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Sequences:
         del self.live[live.request.rid]
 
     def _number(self, request: Any, at_ns: int) -> tuple[int, str]:
-        """Of a new sequence, with the name that the front end knows it by."""
+        """The number of a new sequence, with the name that the front end knows it by."""
         stale = self.live.get(request.rid)
         if stale is not None:  # a session goes on under the name of its last turn
             self.end(stale, EndReason.END_LOST, at_ns)

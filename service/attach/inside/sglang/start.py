@@ -90,7 +90,7 @@ def settings(arguments: Any) -> Iterator[tuple[str, str]]:
 
 
 def model_name(arguments: Any) -> str:
-    """As clients call the model; a path is cut to its last part."""
+    """The model's name as clients say it; a path is cut to its last part."""
     name = str(arguments.served_model_name or arguments.model_path)
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", ".", "~")) else name
 

@@ -59,8 +59,8 @@ def _prompt_tokens(row: PlannedRow) -> int:
 def _reason_of_head(
     scheduler: Any, plan: Any, rows: Sequence[PlannedRow], budget_tokens: int
 ) -> WaitReason | None:
-    """As the scheduler's own loop decides. None: another limit binds that is not one of ours, such
-    as a delay of prompts that an operator set."""
+    """Why the head of the queue waits, as the scheduler's own loop decides. None: another limit
+    binds that is not one of ours, such as a delay of prompts that an operator set."""
     running = plan.running_batch
     slots = len(running.reqs)
     if running is not plan.batch_to_run:

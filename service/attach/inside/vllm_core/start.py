@@ -106,7 +106,7 @@ def settings(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def model_name(config: Any) -> str:
-    """As clients call the model; a path is cut to its last part."""
+    """The model's name as clients say it; a path is cut to its last part."""
     served = config.model_config.served_model_name
     if isinstance(served, list):
         served = served[0] if served else None

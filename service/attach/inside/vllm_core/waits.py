@@ -51,7 +51,7 @@ class Waits:
         return tuple(found)
 
     def _remote(self, lives: Mapping[str, Any]) -> list[int]:
-        """Those whose KV comes from elsewhere; they hold the blocks for it."""
+        """The ids of sequences whose KV comes from elsewhere; they hold the blocks for it."""
         holders = self._scheduler.kv_holding_waiting
         if not holders:
             return []
@@ -97,8 +97,8 @@ class Waits:
     def _reason_of_head(
         self, head: Any, left: int, preempted: bool, is_throttled: bool
     ) -> WaitReason | None:
-        """As the scheduler's own loop decides. None: the scheduler is paused, or a limit may bind
-        that is not one of ours."""
+        """Why the head of the queue waits, as the scheduler's own loop decides. None: the scheduler
+        is paused, or a limit may bind that is not one of ours."""
         scheduler = self._scheduler
         slots = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         if scheduler.pause_state != 0:

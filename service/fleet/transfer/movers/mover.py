@@ -13,7 +13,7 @@ from typing import Protocol
 from service.fleet.transfer.movers.region import Region
 
 MOST_METADATA_BYTES = 16 << 10
-"""Of one end. NIXL has some hundreds for each network device."""
+"""Most bytes of metadata of one end. NIXL has some hundreds for each network device."""
 
 
 class MoverError(Exception):

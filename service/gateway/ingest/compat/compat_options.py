@@ -14,8 +14,8 @@ _LENGTH_BYTES = 4  # of the first part, before it: no two pairs are the same byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatOptions:
-    """Of one request. `prompt_tokens` None: the prompt is not cut, -1: to what fits; `add_special`
-    None: as the route does."""
+    """The fields of other dialects in one request. `prompt_tokens` None: the prompt is not cut, -1:
+    to what fits; `add_special` None: as the route does."""
 
     keep_stop: bool = False
     keep_special: bool = False

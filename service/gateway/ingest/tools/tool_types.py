@@ -53,7 +53,7 @@ class NamedTool(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Those of the tools that may be called; all are described to the model."""
+    """The tools that may be called; all tools are described to the model."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=limits.TOOLS.value)]

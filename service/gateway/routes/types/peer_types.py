@@ -18,13 +18,14 @@ LOAD_SECTIONS = ("core", "disagg", "queues", "memory", "all")
 
 
 class Version(Struct, kw_only=True):
-    """As vLLM's `/version`."""
+    """The answer to `/version`, in vLLM's shape."""
 
     version: str
 
 
 class ModelInfo(Struct, kw_only=True):
-    """As SGLang's `/model_info`. `model_path` is the served name: paths are the server's own."""
+    """The answer to `/model_info`, in SGLang's shape. `model_path` is the served name: paths are
+    the server's own."""
 
     model_path: str
     served_model_name: str
@@ -34,7 +35,8 @@ class ModelInfo(Struct, kw_only=True):
 
 
 class ServerInfo(ModelInfo, kw_only=True):
-    """As SGLang's `/server_info`; what the engine tells is there once it has started."""
+    """The answer to `/server_info`, in SGLang's shape; what the engine tells is there once it has
+    started."""
 
     version: str
     status: Literal["ready", "not_ready"]
@@ -85,7 +87,8 @@ class WorkerLoad(Struct, kw_only=True):
 
 
 class Loads(Struct, kw_only=True):
-    """As SGLang's `/v1/loads`; `loads` is empty before the engine has started."""
+    """The answer to `/v1/loads`, in SGLang's shape; `loads` is empty before the engine has
+    started."""
 
     version: str
     dp_rank_count: int

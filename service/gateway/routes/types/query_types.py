@@ -43,7 +43,7 @@ class RequestsQuery(Struct, frozen=True, kw_only=True):
 
 
 class BatchQuery(Struct, frozen=True, kw_only=True):
-    """As many rows of the batch grid."""
+    """How many rows of the batch grid are asked for."""
 
     rows: Annotated[int, Meta(ge=1, le=limits.BATCH_ROWS.value)] = 64
 
