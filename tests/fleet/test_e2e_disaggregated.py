@@ -205,7 +205,7 @@ def has_come_through(apart: Apart, proxy: BitFlipper) -> bool:
 def test_a_prefill_engine_that_is_lost_costs_time_and_nothing_else(
     apart: Apart, expected: tuple[Any, ...], number: signal.Signals
 ) -> None:
-    pid = apart.prefill.snapshot()["engine_pid"]
+    pid = eventually(lambda: apart.prefill.snapshot()["engine_pid"], "an engine")
     os.kill(pid, number)
     found = ask(apart.gateway, f"lost-{number}", cache_salt=f"lost-{number}")
     if number is signal.SIGSTOP:
