@@ -6,7 +6,9 @@ it was: so each test knows how many values the baseline had.
 
 from __future__ import annotations
 
-from math import comb, exp, lgamma, sqrt
+from math import comb, lgamma, sqrt
+
+import numpy as np
 
 
 def binomial_tail(least: int, total: int, share: float) -> float:
@@ -21,14 +23,14 @@ def predictive_tail(least: int, total: int, seen: float, known: float) -> float:
     """The probability of at least `least` of `total` values of a kind, where `seen` of `known`
     earlier ones were of it: the beta-binomial tail after a uniform prior (Laplace's rule of
     succession). 0 of 60 says little of the next 60."""
+    if least <= 0 or least > total:
+        return float(least <= 0)
     yes, no = seen + 1, max(0.0, known - seen) + 1
-    fewer = sum(_beta_binomial(count, total, yes, no) for count in range(min(least, total + 1)))
-    return max(0.0, 1 - fewer)
-
-
-def _beta_binomial(count: int, total: int, yes: float, no: float) -> float:
-    ways = lgamma(total + 1) - lgamma(count + 1) - lgamma(total - count + 1)
-    return exp(ways + _log_beta(count + yes, total - count + no) - _log_beta(yes, no))
+    none_log = _log_beta(yes, total + no) - _log_beta(yes, no)
+    count = np.arange(least - 1)  # the probability of one more, over that of so many
+    more_logs = np.log((total - count) * (count + yes) / ((count + 1) * (total - count - 1 + no)))
+    logs = none_log + np.concatenate([[0.0], np.cumsum(more_logs)])
+    return max(0.0, 1 - float(np.exp(logs).sum()))
 
 
 def _log_beta(one: float, other: float) -> float:

@@ -206,15 +206,15 @@ def _missed(counts: Counts, reference: Reference, sigmas: float) -> float:
 
 def _more_miss(counts: Counts, reference: Reference, sigmas: float) -> bool:
     """Whether the number of admitted requests without a hit is no chance: by the tail of counts, as
-    few miss where most hit; of more than MANY by `sigmas` standard deviations."""
+    few miss where most hit. A baseline of an older version does not say of how many it is: then by
+    `sigmas` standard deviations."""
     count, baseline, known = counts.admitted, reference.hit_requests_share, reference.prompts
     misses, usual = count - counts.hit_requests, (1 - baseline) * count
     if misses - usual <= LEAST_MISSED:
         return False
-    if known and count <= MANY:
+    if known:
         return predictive_tail(misses, count, (1 - baseline) * known, known) < RARE
-    doubt = 1 + count / known if known else 1.0
-    return misses - usual > sigmas * sqrt(count * baseline * (1 - baseline) * doubt)
+    return misses - usual > sigmas * sqrt(count * baseline * (1 - baseline))
 
 
 def _surplus(

@@ -100,21 +100,16 @@ def fill(time: PromptTime, remaining: list[int], cap: int) -> list[tuple[int, in
 @settings(max_examples=300, deadline=None)
 @given(
     cost=COSTS, decodes=LOADS, target_ns=st.integers(1, 10**9), overdue=st.booleans(),
-    remaining=st.lists(st.integers(1, 4000), min_size=1, max_size=4), cap=st.integers(1, 4096),
+    left=st.lists(st.integers(1, 4000), min_size=1, max_size=4), cap=st.integers(1, 4096),
 )  # fmt: skip
 def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
-    cost: SetStepCost,
-    decodes: StepLoad,
-    target_ns: int,
-    overdue: bool,
-    remaining: list[int],
-    cap: int,
+    cost: SetStepCost, decodes: StepLoad, target_ns: int, overdue: bool, left: list[int], cap: int
 ) -> None:
     costs = StepCostModel()
     costs.set(cost)
     time = costs.prompt_time(decodes, Bounds(target_ns), overdue)
     assert time is not None
-    taken = fill(time, remaining, cap)
+    taken = fill(time, left, cap)
 
     tokens = sum(count for count, _ in taken)
     pairs = sum(attention_pairs(count, context) for count, context in taken)
@@ -127,8 +122,8 @@ def test_a_step_takes_its_target_or_a_share_beyond_its_decodes_and_a_tile_more(
     planned_ns = target_ns / cost.spread
     most_ns = max(planned_ns, (1 + share) * alone_ns) + FINISH_SHARE * (target_ns - planned_ns)
     assert span_ns <= 1.001 * most_ns + tile_ns + 1
-    assert taken[0][0] >= min(TILE_TOKENS, remaining[0], cap)
-    for (count, _), rest in zip(taken, remaining, strict=False):
+    assert taken[0][0] >= min(TILE_TOKENS, left[0], cap)
+    for (count, _), rest in zip(taken, left, strict=False):
         assert count % TILE_TOKENS == 0 or count in (rest, cap) or len(taken) > 1
     assert tokens <= cap
 

@@ -82,6 +82,16 @@ def test_three_long_prompts_after_few_short_ones_are_no_growth() -> None:
     assert longer_prompts(seen([*short, *[130] * 20]), learnt(short, [])) > 1_000
 
 
+def test_of_very_many_prompts_a_few_long_ones_are_chance_and_a_share_of_them_is_not() -> None:
+    """Clients choose how many come: the tail of thousands is a sum over columns, not a loop."""
+    usual = learnt([20, 30, 40] * 100, [])
+    crowd, few = [30] * 17_000 + [130] * 800, [30] * 17_000 + [130] * 3
+
+    assert longer_prompts(seen(crowd), usual) > 60_000
+    assert longer_prompts(seen(few), usual) == 0
+    assert predictive_tail(8_000, 16_000, 0, 300) < 1e-9
+
+
 def test_long_answers_that_run_are_those_that_always_run() -> None:
     """A sequence that runs now is longer than the mean, since long ones run for longer."""
     draw = np.random.default_rng(2)
