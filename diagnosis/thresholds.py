@@ -186,6 +186,18 @@ LONGEST_QUANTILE: Annotated[
     float, "quantile", "of lengths and gaps: the longest that is usual",
     "by hand, below 1: one odd request must not set the limit",
 ] = 0.99  # fmt: skip
+LENGTHS_NS: Annotated[
+    int, "ns", "of normal time: lengths of prompts and answers are remembered for as long",
+    "by hand: a kind of request that comes once a minute is usual",
+] = 600_000_000_000  # fmt: skip
+MOST_LENGTHS: Annotated[
+    int, "prompts", "of more the older ones are forgotten",
+    "by hand: bounds the work of a fit; as many tell a mean of skewed lengths to a few hundredths",
+] = 4_096  # fmt: skip
+CHANGED_LENGTHS_SIGMAS: Annotated[
+    float, "standard errors", "means so far apart: people ask for something else now",
+    "by hand: means of skewed lengths are five apart by chance more often than normal ones",
+] = 6.0  # fmt: skip
 LONG_OUTPUT_SIGMAS: Annotated[
     float, "sd of the lengths", "an answer that is longer than nearly all",
     "as SIGMAS: of normal lengths one in 740",

@@ -208,7 +208,7 @@ def _more_miss(counts: Counts, reference: Reference, sigmas: float) -> bool:
     """Whether the number of admitted requests without a hit is no chance: by the tail of counts, as
     few miss where most hit. A baseline of an older version does not say of how many it is: then by
     `sigmas` standard deviations."""
-    count, baseline, known = counts.admitted, reference.hit_requests_share, reference.prompts
+    count, baseline, known = counts.admitted, reference.hit_requests_share, reference.admissions
     misses, usual = count - counts.hit_requests, (1 - baseline) * count
     if misses - usual <= LEAST_MISSED:
         return False

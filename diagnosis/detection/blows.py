@@ -8,8 +8,8 @@ between its blows, and is over when none came for several periods.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import log
 
@@ -29,7 +29,7 @@ from diagnosis.detection.tail_thresholds import (
     PRIOR_BLOWS,
     PRIOR_S,
 )
-from diagnosis.thresholds import SUM_CEILING
+from diagnosis.thresholds import LENGTHS_NS, SUM_CEILING
 from telemetry.numbers.quantiles import median
 
 _TICK_S = BUCKET_NS / 1e9
@@ -48,6 +48,34 @@ def usual_rate(blows: float, seconds: float) -> float:
     """The rate of blows in a baseline that had some number of them. The more it had, the less the
     prior counts."""
     return (blows + PRIOR_BLOWS) / (seconds + PRIOR_S / (1 + blows))
+
+
+class UsualBlows:
+    """The blows of each cause in the normal time of the last LENGTHS_NS. A stretch of forty seconds
+    lies between two bursts, or in one."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[tuple[int, float, Counter[str]]] = deque()
+        self._end_ns = 0
+
+    def add(self, span_ns: tuple[int, int], times_ns: Mapping[str, Iterable[int]]) -> None:
+        """The blows of each cause within a stretch that may overlap those before."""
+        begin_ns, end_ns = max(self._end_ns, span_ns[0]), span_ns[1]
+        if end_ns <= begin_ns:
+            return
+        new = Counter({name: sum(at >= begin_ns for at in times_ns[name]) for name in times_ns})
+        self._stretches.append((end_ns, (end_ns - begin_ns) / 1e9, new))
+        self._end_ns = end_ns
+        while self._stretches[0][0] <= end_ns - LENGTHS_NS:
+            self._stretches.popleft()
+
+    def rates_per_s(self) -> dict[str, float]:
+        """Of each cause that had any."""
+        seconds = sum(one for _, one, _ in self._stretches)
+        total: Counter[str] = Counter()
+        for _, _, blows in self._stretches:
+            total.update(blows)
+        return {name: usual_rate(blows, seconds) for name, blows in total.items() if blows}
 
 
 class BlowDetector:

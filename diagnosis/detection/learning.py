@@ -25,6 +25,7 @@ from diagnosis.detection.excess import (
     slow_step_excess_spread,
     stopped_stats,
 )
+from diagnosis.detection.lengths import LengthMemory, lengths_of
 from diagnosis.detection.reference import Reference, fit_baseline
 from diagnosis.detection.step_cost import SpeedDrift
 from diagnosis.thresholds import (
@@ -51,6 +52,7 @@ class BaselineLearner:
         self._aggregator = aggregator
         self._ticks: deque[tuple[int, StageStats]] = deque(maxlen=REFERENCE_NS // BUCKET_NS + 8)
         self._speed = SpeedDrift()
+        self._lengths = LengthMemory()
         self._normal_from_ns = 0
         self._calls = 0
 
@@ -114,12 +116,15 @@ class BaselineLearner:
         if counts.first_tokens < LEAST_FIRST_TOKENS:
             return None
         steps = self._aggregator.steps(begin_ns, end_ns)
+        new_ns = max(begin_ns, self._lengths.end_ns)
+        self._lengths.add(new_ns, end_ns, self._aggregator.counts(new_ns, end_ns))
         found = fit_baseline(
             (end_ns - begin_ns) / 1e9,
             counts,
             steps,
             self._aggregator.started_at(end_ns),
             self._aggregator.host_time(counts, begin_ns),
+            self._lengths.known(begin_ns, lengths_of(counts)),
         )
         timed = [one for one in self._ticks if begin_ns <= one[0] < end_ns]
         ticks = [stats for _, stats in timed]

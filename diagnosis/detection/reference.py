@@ -8,7 +8,6 @@ and how much of all that varies without a fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log
 from statistics import fmean
 
@@ -19,16 +18,14 @@ from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.gpus import DeviceUsual, GpuUsual, device_usual, gpus_of
 from diagnosis.detection.host_time import NOT_SAMPLED, HostTime
 from diagnosis.detection.late import Tails
+from diagnosis.detection.lengths import Lengths, lengths_of, spread
 from diagnosis.detection.step_cost import Cost, fit_cost
 from diagnosis.detection.steps import Steps
 from diagnosis.thresholds import (
-    LONG_OUTPUT_SIGMAS,
-    LONGEST_QUANTILE,
     SLO_SPREAD,
     SLO_STAGES,
 )
 from telemetry.facts.engine_records import EngineStarted
-from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 _MOST_TENANTS = 64
@@ -51,8 +48,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     `longer_prompts` are beyond it. Hardly any answer is longer than `long_output`; of the sequences
     that run at a moment `longer_outputs_share` have more tokens already. `several_share` is the
     share of requests with more choices than the mean. Of prompt tokens `hit_share` are cached, and
-    the KV of `received_share` comes from another engine; `hit_requests_share` of admissions had any
-    cached.
+    the KV of `received_share` comes from another engine; `hit_requests_share` of the `admissions`
+    had any cached. Lengths are of minutes (`lengths`), all else of the last `seconds`.
 
     Engine. `budget_tokens` is the mean of a step with a configured budget, `chunks` are prefill
     rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
@@ -104,6 +101,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     prompt_skew: float = 0.0
     output_skew: float = 0.0
     prompts: int = 0
+    admissions: int = 0
     outputs: int = 0
     longer_prompts: int = 0
     long_output: float = 0.0
@@ -136,15 +134,15 @@ def fit_baseline(
     steps: Steps,
     started: EngineStarted | None,
     host: HostTime = NOT_SAMPLED,
+    lengths: Lengths | None = None,
 ) -> Reference:
-    """The baseline of a stretch of `seconds`; `counts` include requests in flight. Spreads of the
-    excess are zero here: `learning` adds them."""
-    cost = fit_cost(steps)
+    """The baseline of a stretch of `seconds`; `counts` include requests in flight. `lengths` are of
+    a longer one, None: those of `counts`. Spreads of the excess are zero here: `learning` adds
+    them."""
+    cost, usual = fit_cost(steps), (lengths or lengths_of(counts)).usual()
     per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
     live = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
     stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
-    longest_prompt = quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0
-    long_output = counts.output_tokens + LONG_OUTPUT_SIGMAS * _spread(counts.output_lengths)
     first_commit_logs = [late for _, late in counts.first_commit_logs]
     return Reference(
         seconds=seconds,
@@ -153,7 +151,7 @@ def fit_baseline(
         live=(live[0], live[1], live[2], live[3]),
         spread=(0.0,) * 4,
         first_commit_log=fmean(first_commit_logs) if first_commit_logs else 0.0,
-        first_commit_log_spread=_spread(first_commit_logs),
+        first_commit_log_spread=spread(first_commit_logs),
         budget_tokens=_configured_budget(steps, started),
         ingest_work_ns=counts.ingest_work_ns / max(1, counts.accepted),
         requests_per_s=counts.requests / seconds,
@@ -163,20 +161,21 @@ def fit_baseline(
             for tenant, count in counts.tenant_requests.most_common(_MOST_TENANTS)
         },
         choices=counts.choices,
-        choices_spread=_spread(counts.choices_requested),
+        choices_spread=spread(counts.choices_requested),
         several_share=_several_share(counts),
-        prompt_tokens=counts.prompt_tokens,
-        prompt_spread=_spread(counts.prompt_lengths),
-        prompt_skew=_skew(counts.prompt_lengths),
-        output_tokens=counts.output_tokens,
-        output_spread=_spread(counts.output_lengths),
-        output_skew=_skew(counts.output_lengths),
-        longest_prompt=longest_prompt,
-        prompts=len(counts.prompt_lengths),
-        longer_prompts=sum(length > longest_prompt for length in counts.prompt_lengths),
-        outputs=len(counts.output_lengths),
-        long_output=long_output,
-        longer_outputs_share=_older_share(counts.output_lengths, long_output),
+        prompt_tokens=usual.prompt_tokens,
+        prompt_spread=usual.prompt_spread,
+        prompt_skew=usual.prompt_skew,
+        output_tokens=usual.output_tokens,
+        output_spread=usual.output_spread,
+        output_skew=usual.output_skew,
+        longest_prompt=usual.longest_prompt,
+        prompts=usual.prompts,
+        longer_prompts=usual.longer_prompts,
+        outputs=usual.outputs,
+        long_output=usual.long_output,
+        longer_outputs_share=usual.longer_outputs_share,
+        admissions=counts.admitted,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         received_share=counts.received_share,
@@ -221,24 +220,6 @@ def _configured_budget(steps: Steps, started: EngineStarted | None) -> float:
     if len(budgeted):
         return float(budgeted.budget_tokens.mean())
     return float(started.budget_tokens) if started is not None and len(steps) else 0.0
-
-
-def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values)) if values else 0.0
-
-
-def _skew(values: Sequence[float]) -> float:
-    """The third standardized moment; 0 where all values are equal."""
-    spread = _spread(values)
-    if not spread:
-        return 0.0
-    return float(np.mean(((np.array(values) - np.mean(values)) / spread) ** 3))
-
-
-def _older_share(lengths: Sequence[int], limit: float) -> float:
-    """The share of the sequences that run at a moment and have more than `limit` tokens already:
-    the mean of what is beyond it over the mean length (renewal theory)."""
-    return sum(max(0.0, length - limit) for length in lengths) / max(1, sum(lengths))
 
 
 def _several_share(counts: Counts) -> float:

@@ -63,6 +63,7 @@ class MeanHarm:
         self._detector = ChangeDetector()
         self._one_blow = OneBlow()
         self._empty_ticks = 0
+        self._support_ticks = 0
         self._standing: list[Finding] = []
         self._pending_symptom: Symptom | None = None
         self._charged_before: Symptom | None = None
@@ -125,7 +126,8 @@ class MeanHarm:
         self.window_begin_ns = end_ns - WINDOW_NS
         self.blame = None
         if onset_ns is None or not is_judged:
-            self._standing, self._peak, self._charged_before = [], 0.0, self._pending_symptom
+            self._standing, self._peak, self._support_ticks = [], 0.0, 0
+            self._charged_before = self._pending_symptom
             return []
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
@@ -160,21 +162,28 @@ class MeanHarm:
 
     def _settled(self, charged: list[Finding]) -> list[Finding]:
         """The findings that stand while the alarm fires. The first are made when two ticks in a row
-        have the same first cause; they are not withdrawn for one quiet tick, and none is made once
-        the harm has eased. An alarm without findings is cleared: soon if it eases, which is normal
-        variation; else after GIVEN_UP_TICKS."""
+        have the same first cause, and none is made once the harm has eased. They are withdrawn
+        after as many ticks without a cause as there were with one: chance explains them now. An
+        alarm without findings is cleared: soon if it eases, which is normal variation; else after
+        GIVEN_UP_TICKS."""
         self._peak = max(self._peak, self.excess)
         before, first = self._charged_before, charged[0].symptom if charged else None
         self._charged_before = first
         is_sure = bool(self._standing) or (first is before and not self._detector.has_eased)
         if charged and is_sure:
             self._empty_ticks, self._standing = 0, charged
+            before_ticks = self._support_ticks or 1  # the tick before had it too
+            self._support_ticks = min(GIVEN_UP_TICKS, before_ticks + 1)
             return charged
         self._empty_ticks += 1
+        self._support_ticks = max(0, self._support_ticks - 1)
+        if not self._support_ticks:
+            self._standing = []
         has_eased = self.excess < EASED_SHARE * self._peak
         if self._empty_ticks >= (EMPTY_TICKS if has_eased else GIVEN_UP_TICKS):
             self._detector.reset()
-            self._empty_ticks, self._standing, self._peak = 0, [], 0.0
+            self._empty_ticks, self._support_ticks = 0, 0
+            self._standing, self._peak = [], 0.0
         return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:

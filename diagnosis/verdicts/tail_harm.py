@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from diagnosis.attribution.late_tokens import ChargedLate, LateCharger
 from diagnosis.detection.aggregator import KEPT_NS, Aggregator
-from diagnosis.detection.blows import BlowDetector, blows_of, usual_rate
+from diagnosis.detection.blows import BlowDetector, UsualBlows, blows_of, usual_rate
 from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
@@ -39,6 +39,7 @@ class TailHarm:
         self._charged: deque[ChargedLate] = deque(maxlen=_KEPT)
         self._charged_until_ns: int | None = None
         self._detectors: dict[Symptom, BlowDetector] = {}
+        self._usual_blows = UsualBlows()
         self._usual_per_s: dict[str, float] = {}
 
     @property
@@ -88,19 +89,23 @@ class TailHarm:
         return found
 
     def _learn_rates(self, reference: Reference) -> None:
-        """How often each cause came in the stretch of the baseline."""
+        """How often each cause came: in the stretch of the baseline, or in the normal time of the
+        last minutes if it came more often there."""
         span_ns = self._learner.span_ns
         if span_ns is None:
             self._usual_per_s = dict(reference.tails.blows_per_s)
             return
-        times: dict[Symptom, list[int]] = {}
+        times: dict[str, list[int]] = {}
         for one in self._charged:
             if one.symptom is not None and span_ns[0] <= one.late.end_ns < span_ns[1]:
-                times.setdefault(_cause_of(one.symptom), []).append(one.blow_ns)
-        self._usual_per_s = {
-            symptom.value: usual_rate(len(blows_of(sorted(at_ns))), reference.seconds)
-            for symptom, at_ns in times.items()
-        }
+                times.setdefault(_cause_of(one.symptom).value, []).append(one.blow_ns)
+        blows = {name: blows_of(sorted(at_ns)) for name, at_ns in times.items()}
+        self._usual_blows.add(span_ns, blows)
+        rates = self._usual_blows.rates_per_s()
+        for name, at_ns in blows.items():
+            rates[name] = max(rates.get(name, 0.0), usual_rate(len(at_ns), reference.seconds))
+        rare = usual_rate(0, reference.seconds)
+        self._usual_per_s = {name: max(rare, rate) for name, rate in rates.items()}
 
     def _count(self, found: Iterable[ChargedLate], end_ns: int) -> None:
         times: dict[Symptom, list[int]] = {}

@@ -91,3 +91,15 @@ def test_a_cause_is_said_when_two_ticks_in_a_row_have_it() -> None:
     assert harm._settled([starved]) == [starved]
     assert harm._settled([]) == [starved]
     assert harm._settled([stall]) == [stall]
+
+
+def test_a_cause_is_withdrawn_after_as_many_ticks_without_it_as_it_was_charged() -> None:
+    """A burst that chance explains in the end is said no longer than it looked like a fault."""
+    harm = MeanHarm(Aggregator(), BaselineLearner(Aggregator()))
+    harm.excess = 3.0
+    starved = finding(S.CPU_STARVATION)
+    said = [bool(harm._settled([starved])) for _ in range(5)]
+    said += [bool(harm._settled([])) for _ in range(6)]
+
+    assert said == [False, *[True] * 4, *[True] * 4, False, False]
+    assert [bool(harm._settled([starved])) for _ in range(2)] == [False, True]
