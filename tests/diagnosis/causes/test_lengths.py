@@ -8,14 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnosis.attribution.demand import demand_delta
+from diagnosis.attribution.late_tokens import ChargedLate
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.blows import UsualBlows, usual_rate
-from diagnosis.detection.counts import Counts
+from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.late import Late, LateKind
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.lengths import LengthMemory, lengths_of
 from diagnosis.detection.reference import Reference, fit_baseline
+from diagnosis.detection.request_state import RequestState
 from diagnosis.symptoms import Symptom
 from diagnosis.thresholds import LENGTHS_NS, MOST_LENGTHS, REFERENCE_NS
+from diagnosis.verdicts.mean_harm import MeanHarm
+from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import SequenceQueued
 from tests.diagnosis.causes.test_chance import NO_STEPS, seen
 
@@ -147,3 +152,19 @@ def test_the_number_of_admissions_says_how_well_hits_are_known() -> None:
     assert S.PREFIX_CACHE_COLD in demand_delta(few, usual).prompt_tokens
     unknown = msgspec.structs.replace(usual, admissions=4)
     assert S.PREFIX_CACHE_COLD not in demand_delta(few, unknown).prompt_tokens
+
+
+def test_what_made_requests_late_minutes_ago_is_usual_where_the_last_seconds_had_none() -> None:
+    aggregator = Aggregator()
+    learner = BaselineLearner(aggregator)
+    harm = TailHarm(aggregator, learner, MeanHarm(aggregator, learner))
+    usual = fit_baseline(40.0, counted([30] * 40), NO_STEPS, None)
+    request = RequestState("r", "", "", 0, Stage.DECODE, 0, 0, "", 10**8)
+    for at_s in (1, 9, 17, 25):
+        late = Late(LateKind.GAP, request, at_s * SECOND - 1, at_s * SECOND, 0)
+        harm._charged.append(ChargedLate(late, S.QUEUE_OVERLOAD, at_s * SECOND))
+    for number in range(3):
+        learner.span_ns = (number * STRETCH_NS, (number + 1) * STRETCH_NS)
+        harm._learn_rates(usual)
+
+    assert harm.usual_per_s == {"queue_overload": usual_rate(4, 120.0)}
