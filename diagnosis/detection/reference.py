@@ -137,8 +137,7 @@ def fit_baseline(
     lengths: Lengths | None = None,
 ) -> Reference:
     """The baseline of a stretch of `seconds`; `counts` include requests in flight. `lengths` are of
-    a longer one, None: those of `counts`. Spreads of the excess are zero here: `learning` adds
-    them."""
+    a longer one (None: of `counts`). `learning` adds the spreads of the excess, zero here."""
     cost, usual = fit_cost(steps), (lengths or lengths_of(counts)).usual()
     per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
     live = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
