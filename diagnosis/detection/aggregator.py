@@ -15,8 +15,7 @@ from diagnosis.detection.counts import BUCKET_NS, Buckets, Counts
 from diagnosis.detection.holders import Holders
 from diagnosis.detection.host_time import HostTime, host_time
 from diagnosis.detection.requests import Requests
-from diagnosis.detection.step_rows import row_of
-from diagnosis.detection.steps import StepLog, StepRow, Steps
+from diagnosis.detection.steps import StepLog, StepRow, Steps, row_of
 from diagnosis.detection.waits import Waits
 from diagnosis.thresholds import HANG_TICKS
 from telemetry.facts.adapter_records import AdapterEvicted, AdapterLoaded, AdapterRead

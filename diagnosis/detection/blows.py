@@ -55,17 +55,16 @@ class UsualBlows:
     lies between two bursts, or in one."""
 
     def __init__(self) -> None:
-        self._stretches: deque[tuple[int, float, Counter[str]]] = deque()
-        self._end_ns = 0
+        self._stretches: deque[tuple[int, float, Counter[str]]] = deque()  # end, seconds, blows
 
     def add(self, span_ns: tuple[int, int], times_ns: Mapping[str, Iterable[int]]) -> None:
         """The blows of each cause within a stretch that may overlap those before."""
-        begin_ns, end_ns = max(self._end_ns, span_ns[0]), span_ns[1]
+        known_ns = self._stretches[-1][0] if self._stretches else 0
+        begin_ns, end_ns = max(known_ns, span_ns[0]), span_ns[1]
         if end_ns <= begin_ns:
             return
         new = Counter({name: sum(at >= begin_ns for at in times_ns[name]) for name in times_ns})
         self._stretches.append((end_ns, (end_ns - begin_ns) / 1e9, new))
-        self._end_ns = end_ns
         while self._stretches[0][0] <= end_ns - LENGTHS_NS:
             self._stretches.popleft()
 

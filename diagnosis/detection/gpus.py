@@ -7,16 +7,13 @@ where no sample had it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import nan
 from statistics import fmean
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from diagnosis.detection.counts import Counts
 from diagnosis.detection.steps import Steps
-from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.host_records import GpuSampled
 from telemetry.facts.reasons import ClockEvent
 
@@ -50,29 +47,6 @@ class DeviceUsual(msgspec.Struct, frozen=True):
 
     bubble_share: float | None = None
     skew_share: float | None = None
-
-
-class DeviceColumns(NamedTuple):
-    """What the device's clock says of one step, as columns of `StepRow`. NaN: not measured."""
-
-    device_ns: float = nan
-    bubble_ns: float = nan
-    skew_ns: float = nan
-    slowest_rank: float = nan
-
-
-def device_of(step: StepRecorded) -> DeviceColumns:
-    device = step.device
-    return DeviceColumns(
-        device_ns=nan if device is None else device.busy_ns,
-        bubble_ns=_or_nan(None if device is None else device.bubble_ns),
-        skew_ns=_or_nan(step.rank_skew_ns),
-        slowest_rank=_or_nan(step.slowest_rank),
-    )
-
-
-def _or_nan(value: int | None) -> float:
-    return nan if value is None else value
 
 
 def gpus_of(counts: Counts) -> dict[str, GpuUsual]:

@@ -72,6 +72,7 @@ class BaselineLearner:
         if self.is_given or self._calls % REFRESH_TICKS or self._is_idle():
             return
         end_ns = now_ns - REFERENCE_LAG_NS
+        self._remember(*self._normal_stretch(end_ns))
         found = self.fit(end_ns)
         if found is not None:
             self._compare_speed(end_ns)
@@ -101,30 +102,39 @@ class BaselineLearner:
     def _last(self, ticks: int) -> Iterator[tuple[int, StageStats]]:
         return islice(reversed(self._ticks), ticks)
 
-    def fit(self, end_ns: int) -> Reference | None:
-        """The baseline of the stretch that ends at `end_ns`; None where too little was normal."""
+    def _normal_stretch(self, end_ns: int) -> tuple[int, int]:
+        """[begin, end) of the whole ticks that a reference may be made of, until about `end_ns`."""
         started = self._aggregator.started
         first_ns = self._aggregator.first_ns or 0
         warm_ns = max(first_ns, 0 if started is None else started.at_ns) + WARM_UP_NS
         normal_ns = self._normal_from_ns + REFERENCE_LAG_NS
         begin_ns = max(warm_ns, normal_ns, end_ns - REFERENCE_NS)
-        begin_ns = -(-begin_ns // BUCKET_NS) * BUCKET_NS
-        end_ns = end_ns // BUCKET_NS * BUCKET_NS
+        return -(-begin_ns // BUCKET_NS) * BUCKET_NS, end_ns // BUCKET_NS * BUCKET_NS
+
+    def _remember(self, begin_ns: int, end_ns: int) -> None:
+        """Keep the lengths of this stretch that are not known yet."""
+        new_ns = max(begin_ns, self._lengths.end_ns)
+        if end_ns > new_ns:
+            self._lengths.add(new_ns, end_ns, self._aggregator.counts(new_ns, end_ns))
+            self._lengths.forget_other(begin_ns)
+
+    def fit(self, end_ns: int) -> Reference | None:
+        """The baseline of the stretch that ends at `end_ns`; None where too little was normal."""
+        begin_ns, end_ns = self._normal_stretch(end_ns)
         if end_ns - begin_ns < LEAST_REFERENCE_NS:
             return None
         counts = self._aggregator.counts(begin_ns, end_ns)
         if counts.first_tokens < LEAST_FIRST_TOKENS:
             return None
         steps = self._aggregator.steps(begin_ns, end_ns)
-        new_ns = max(begin_ns, self._lengths.end_ns)
-        self._lengths.add(new_ns, end_ns, self._aggregator.counts(new_ns, end_ns))
+        recent, known = lengths_of(counts), self._lengths.known()
         found = fit_baseline(
             (end_ns - begin_ns) / 1e9,
             counts,
             steps,
             self._aggregator.started_at(end_ns),
             self._aggregator.host_time(counts, begin_ns),
-            self._lengths.known(begin_ns, lengths_of(counts)),
+            known if len(known.prompts) > len(recent.prompts) else recent,
         )
         timed = [one for one in self._ticks if begin_ns <= one[0] < end_ns]
         ticks = [stats for _, stats in timed]

@@ -1,7 +1,7 @@
 """Lengths of prompts and answers that are usual, learnt over minutes.
 
 Costs and rates follow the load, so they are learnt of the last stretch (`REFERENCE_NS`). Lengths do
-not: one user's long document an hour is as usual as a short question a second, and a stretch of
+not: one user's long document a minute is as usual as a short question a second, and a stretch of
 forty seconds may have none of them. So lengths are kept for longer, and the older ones are dropped
 when people begin to ask for something else.
 """
@@ -103,19 +103,20 @@ class LengthMemory:
         ):
             left -= len(self._stretches.popleft().lengths.prompts)
 
-    def known(self, begin_ns: int, recent: Lengths) -> Lengths:
-        """All lengths, of which `recent` are those since `begin_ns`. The older ones are dropped
-        first if the recent ones differ by more than chance."""
-        older = [one.lengths for one in self._stretches if one.begin_ns < begin_ns]
-        if _differ(_joined(older), recent):
-            self._stretches = deque(one for one in self._stretches if one.begin_ns >= begin_ns)
-            return recent
-        found = _joined(one.lengths for one in self._stretches)
-        return recent if len(found.prompts) < len(recent.prompts) else found
+    def forget_other(self, begin_ns: int) -> None:
+        """Drop the lengths before `begin_ns` if those since then differ by more than chance."""
+        recent = [one for one in self._stretches if one.begin_ns >= begin_ns]
+        older = [one for one in self._stretches if one.begin_ns < begin_ns]
+        if _differ(_joined(older), _joined(recent)):
+            self._stretches = deque(recent)
+
+    def known(self) -> Lengths:
+        """All of them."""
+        return _joined(self._stretches)
 
 
-def _joined(parts: Iterable[Lengths]) -> Lengths:
-    parts = list(parts)
+def _joined(stretches: Iterable[_Stretch]) -> Lengths:
+    parts = [one.lengths for one in stretches]
     prompts = chain.from_iterable(one.prompts for one in parts)
     outputs = chain.from_iterable(one.outputs for one in parts)
     return Lengths(tuple(prompts), tuple(outputs))

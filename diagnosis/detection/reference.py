@@ -21,10 +21,7 @@ from diagnosis.detection.late import Tails
 from diagnosis.detection.lengths import Lengths, lengths_of, spread
 from diagnosis.detection.step_cost import Cost, fit_cost
 from diagnosis.detection.steps import Steps
-from diagnosis.thresholds import (
-    SLO_SPREAD,
-    SLO_STAGES,
-)
+from diagnosis.thresholds import SLO_SPREAD, SLO_STAGES
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 

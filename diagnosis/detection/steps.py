@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diagnosis.detection.holders import Held
 from telemetry.costs.cost_model import BASELINE, Term
-from telemetry.facts.engine_records import EngineStarted
+from telemetry.costs.step_load import load_of_step
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
 
 # linear terms of the cost model of a step, in the order of their columns in `StepRow`
 FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STEPS)
@@ -58,6 +60,83 @@ class StepRow(NamedTuple):
     skew_ns: float = nan
     slowest_rank: float = nan
     score_ns: int = 0
+
+
+def row_of(
+    step: StepRecorded,
+    turn_ns: int,
+    held: Held,
+    *,
+    paused: int,
+    zombie_rows: int,
+    recompute_tokens: int,
+    long_tokens: int,
+) -> StepRow:
+    """The row of a step's fact; what is known of its sequences comes with it."""
+    load, device = load_of_step(step), _device_of(step)
+    since_ns = step.committed_ns - turn_ns
+    forward_ns = max(0, step.sample_ns - max(step.forward_ns, since_ns))
+    score_ns = min(step.score_ns, forward_ns, turn_ns)
+    forward_ns -= score_ns
+    sample_ns = max(0, step.collected_ns - max(step.sample_ns, since_ns))
+    mask_ns = min(step.mask_ns, sample_ns)
+    forward_ns = min(forward_ns, turn_ns - score_ns)
+    return StepRow(
+        end_ns=step.committed_ns,
+        turn_ns=turn_ns,
+        forward_ns=forward_ns,
+        sample_ns=sample_ns - mask_ns,
+        mask_ns=mask_ns,
+        host_ns=max(0, turn_ns - forward_ns - score_ns - sample_ns),
+        prompt_tokens=load.prompt_tokens,
+        pairs=load.pairs,
+        decode_tokens=load.decode_tokens,
+        context_tokens=load.context_tokens,
+        interaction=load.interaction,
+        sampled_rows=load.sampled_rows,
+        prompt_rows=len(step.rows) - load.decode_rows,
+        decode_rows=load.decode_rows,
+        running=step.running,
+        paused=paused,
+        zombie_rows=zombie_rows,
+        recompute_tokens=recompute_tokens,
+        budget_tokens=step.budget_tokens,
+        timed=step.target_ns is not None,
+        long_tokens=long_tokens,
+        blocks_total=step.blocks_total,
+        slow_blocks=held.slow_blocks,
+        zombie_blocks=held.zombie_blocks,
+        short=held.short,
+        slow_recompute_tokens=held.slow_recompute_tokens,
+        device_ns=device.device_ns,
+        bubble_ns=device.bubble_ns,
+        skew_ns=device.skew_ns,
+        slowest_rank=device.slowest_rank,
+        score_ns=score_ns,
+    )
+
+
+class _DeviceColumns(NamedTuple):
+    """What the device's clock says of one step, as columns of `StepRow`. NaN: not measured."""
+
+    device_ns: float = nan
+    bubble_ns: float = nan
+    skew_ns: float = nan
+    slowest_rank: float = nan
+
+
+def _device_of(step: StepRecorded) -> _DeviceColumns:
+    device = step.device
+    return _DeviceColumns(
+        device_ns=nan if device is None else device.busy_ns,
+        bubble_ns=_or_nan(None if device is None else device.bubble_ns),
+        skew_ns=_or_nan(step.rank_skew_ns),
+        slowest_rank=_or_nan(step.slowest_rank),
+    )
+
+
+def _or_nan(value: int | None) -> float:
+    return nan if value is None else value
 
 
 @dataclass(frozen=True, slots=True)

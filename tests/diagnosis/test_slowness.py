@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from diagnosis.detection.holders import Held
-from diagnosis.detection.step_rows import row_of
+from diagnosis.detection.steps import row_of
 from diagnosis.promises.step_clock import ENGINE, PROMPTS, StepClock
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.slowness import (

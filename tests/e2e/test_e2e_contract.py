@@ -91,7 +91,8 @@ def test_wrong_values_of_the_new_fields_name_the_field(
 
 
 def test_a_deadline_ends_a_request_wherever_it_is(contract: Server) -> None:
-    body = {"prompt": [20, 21], "max_tokens": 1500, "ignore_eos": True, "timeout": 0.3}
+    """Sooner than any machine computes so many tokens."""
+    body = {"prompt": [20, 21], "max_tokens": 1500, "ignore_eos": True, "timeout": 0.1}
     answer = contract.client.post("/v1/completions", json=body)
     facts = contract.facts_of(answer.headers["x-request-id"])
 

@@ -12,9 +12,10 @@ from diagnosis.attribution.late_tokens import ChargedLate
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.blows import UsualBlows, usual_rate
 from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.excess import StageStats
 from diagnosis.detection.late import Late, LateKind
 from diagnosis.detection.learning import BaselineLearner
-from diagnosis.detection.lengths import LengthMemory, lengths_of
+from diagnosis.detection.lengths import LengthMemory
 from diagnosis.detection.reference import Reference, fit_baseline
 from diagnosis.detection.request_state import RequestState
 from diagnosis.symptoms import Symptom
@@ -43,9 +44,8 @@ def lived(stretches: list[list[int]]) -> Reference:
     for number, prompts in enumerate(stretches):
         begin_ns = number * STRETCH_NS
         memory.add(begin_ns, begin_ns + STRETCH_NS, counted(prompts))
-    last = counted(stretches[-1])
-    known = memory.known(memory.end_ns - STRETCH_NS, lengths_of(last))
-    return fit_baseline(40.0, last, NO_STEPS, None, lengths=known)
+        memory.forget_other(begin_ns)
+    return fit_baseline(40.0, counted(stretches[-1]), NO_STEPS, None, lengths=memory.known())
 
 
 def charged(prompts: list[int], usual: Reference) -> float:
@@ -74,11 +74,13 @@ def test_a_running_server_learns_its_lengths_over_minutes() -> None:
         prompt_tokens = 200 if number % 600 == 0 else 30
         aggregator.on_fact(SequenceQueued(number, at_ns, 0, prompt_tokens, 16, ""))
         aggregator._at(at_ns).first_tokens += 1
-        if number % 60 == 0:
-            learner.fit(at_ns)
-    found = learner.fit(249 * SECOND)
+        if number % 5 == 0:
+            learner.add(at_ns, StageStats((0.0, SECOND / 2, 0.0, 0.0), (0.0,) * 4))
+            learner.learn(at_ns, is_elevated=False)
+    found = learner.reference
 
     assert found is not None
+    assert learner.fit(249 * SECOND) == learner.fit(249 * SECOND)  # a question changes nothing
     assert found.seconds == REFERENCE_NS / SECOND
     assert found.prompts > 2_000
     assert found.prompt_tokens == pytest.approx(30 + 170 / 600, abs=0.1)
@@ -102,7 +104,7 @@ def test_the_memory_is_bounded_in_time_and_number(each: list[int]) -> None:
     for number, count in enumerate(each):
         begin_ns = number * STRETCH_NS
         memory.add(begin_ns, begin_ns + STRETCH_NS, counted([30] * count))
-    known = memory.known(memory.end_ns - STRETCH_NS, lengths_of(counted([30] * each[-1])))
+    known = memory.known()
     kept = LENGTHS_NS // STRETCH_NS
 
     assert each[-1] <= len(known.prompts) <= max(each[-1], MOST_LENGTHS + max(each))
