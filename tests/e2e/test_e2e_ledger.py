@@ -32,7 +32,7 @@ def recount(facts: dict[str, Any]) -> int:
 @pytest.fixture(scope="module")
 def late(shared_server: Server) -> tuple[str, str]:
     """Ids of a stream and of the long prompt that came in the middle of it."""
-    body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "max_tokens": 240, "ignore_eos": True, "stream": True}
     begun = threading.Event()
 
     def read() -> str:
