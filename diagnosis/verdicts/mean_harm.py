@@ -113,7 +113,7 @@ class MeanHarm:
         if self._detector.onset_ns is None:
             self._one_blow = OneBlow()
         elif counts.first_tokens or counts.later_tokens:  # an idle server shows no recovery
-            self._one_blow.add(self._detector.levels)
+            self._one_blow.add(self._detector.levels, is_said=bool(self._standing))
         is_over = previous_onset_ns is not None and self._detector.onset_ns is None
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
             self._learner.exclude_until(end_ns)

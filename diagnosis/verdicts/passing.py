@@ -15,21 +15,23 @@ from diagnosis.thresholds import SUM_CEILING
 
 class OneBlow:
     """Follows the levels of the sums of one alarm. `has_passed`: its one blow is over. It is False
-    again, and stays so, when a sum has risen again."""
+    again when a sum has risen again, and stays so if a cause was said of a blow before."""
 
     def __init__(self) -> None:
         self.has_passed = False
+        self._was_said = False
         self._came_back = False
         self._levels: deque[Sequence[float]] = deque(maxlen=FALL_TICKS + 1)
 
-    def add(self, levels: Sequence[float]) -> None:
-        """The levels at the end of a tick, each 1 at its threshold."""
+    def add(self, levels: Sequence[float], *, is_said: bool) -> None:
+        """The levels at the end of a tick, each 1 at its threshold, and whether a cause stands."""
+        self._was_said = self._was_said or is_said
         self._levels.append(levels)
         changes = [now - before for before, now in zip(self._levels[0], levels, strict=True)]
         lowest = (min(column) for column in zip(*self._levels, strict=True))
         rise = max(now - low for low, now in zip(lowest, levels, strict=True))
         if self.has_passed and rise >= RISE_LEVEL:
-            self.has_passed, self._came_back = False, True
+            self.has_passed, self._came_back = False, self._was_said
         is_falling = max(changes) <= 0 and sum(changes) <= -FALL_LEVEL
         is_falling = is_falling and max(levels) < SUM_CEILING  # else it is as high as can be seen
         if is_falling and len(self._levels) > FALL_TICKS and not self._came_back:
