@@ -10,11 +10,11 @@ from diagnosis.thresholds import SUM_CEILING
 from diagnosis.verdicts.passing import OneBlow
 
 
-def passed(levels: list[float], *, is_said: bool = True) -> list[bool]:
+def passed(levels: list[float], said_from: int = 0) -> list[bool]:
     """Of an alarm whose highest sum has these levels; two others are at rest."""
     blow, found = OneBlow(), list[bool]()
-    for level in levels:
-        blow.add((level, 0.0, 0.2), is_said=is_said)
+    for tick, level in enumerate(levels):
+        blow.add((level, 0.0, 0.2), is_said=tick >= said_from)
         found.append(blow.has_passed)
     return found
 
@@ -49,16 +49,11 @@ def test_what_came_back_once_is_held_whatever_its_sums_do() -> None:
 
 def test_a_blow_of_which_nothing_was_said_is_not_one_that_came_back() -> None:
     """A burst may come in two parts, of which the first is too short to be named."""
-    blow, falls = OneBlow(), [1.5 - 0.1 * tick for tick in range(10)]
-    for level in falls:
-        blow.add((level,), is_said=False)
-    for level in (1.2, 1.4):
-        blow.add((level,), is_said=False)
-    assert not blow.has_passed
+    falls = [1.5 - 0.1 * tick for tick in range(10)]
+    found = passed([*falls, 1.2, 1.4, *falls], said_from=12)
 
-    for level in falls:
-        blow.add((level,), is_said=True)
-    assert blow.has_passed
+    assert found[9] and not found[11]
+    assert found[-1]
 
 
 @given(st.lists(st.floats(0, 2), max_size=40))

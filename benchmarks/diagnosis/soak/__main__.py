@@ -5,10 +5,11 @@ Does the autopilot leave them alone?
         [--minutes 15] [--scale 1] [--work FOLDER] [--out FILE] [--again] [--fresh] [--mixed]
 
 Every segment is a server of its own with an automatic step budget and `--autopilot act`, under
-Poisson traffic, bursts (MMPP) or a daily ramp, from 0.2 to 0.85 of its measured capacity, which is
-what as many clients get in a minute as the server has places. What the class is promised is
-measured first on each machine, because a server that misses its SLO is not healthy: 1.5 times what
-the slowest hundredth of the requests sees at 0.85 of capacity. The report has each segment at once,
+Poisson traffic, bursts (MMPP) or a daily ramp, from 0.2 to 0.85 of its capacity. The capacity is
+measured over a minute: the requests per second of 16 clients, as many as the server has places,
+that send the next request when the last is answered. What the class is promised is measured first
+on each machine, because a server that misses its SLO is not healthy: 1.5 times what the slowest
+hundredth of the requests sees at 0.85 of capacity. The report has each segment at once,
 and the same command goes on with those that are missing, on this machine or another; `--most N`
 runs so many, `--again` runs those anew that do not count, `--fresh` all. A report with segments of
 other code, or of code that was not recorded, is gone on with only by `--mixed`.
@@ -58,7 +59,8 @@ PROMISE_PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=80, recovery_s=5)
 PROMISE_SEED, PROMISE_LOAD, ROOM, OBJECTIVE = 9690, 0.85, 1.5, 0.99
 _FLAGS = ("--max-batched-tokens", "auto", "--autopilot", "act")
 _PLACES = 16  # of a drill's server: what as many clients get is its capacity
-_CAPACITY_S, _LEAST_CAPACITY_S = 80.0, 12.0  # the first quarter is left out
+# How long the capacity is measured, its first quarter left out; less where `--scale` is small
+_CAPACITY_S, _LEAST_CAPACITY_S = 80.0, 12.0
 
 
 def promise(known: Sequence[SegmentResult], work: Path, scale: float, model: str | None) -> Slo:
