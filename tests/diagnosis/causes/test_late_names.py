@@ -8,7 +8,8 @@ import pytest
 
 from diagnosis.attribution.slow_steps import off_cpu_symptom
 from diagnosis.detection.aggregator import Aggregator
-from diagnosis.detection.counts import Counts
+from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.excess import ChangeDetector
 from diagnosis.detection.host_time import HostTime
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import slo_baseline
@@ -103,3 +104,21 @@ def test_a_cause_is_withdrawn_after_as_many_ticks_without_it_as_it_was_charged()
 
     assert said == [False, *[True] * 4, *[True] * 4, False, False]
     assert [bool(harm._settled([starved])) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_a_burst_in_two_parts_is_over_when_it_drains_unless_the_first_part_was_named(
+    is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregator = Aggregator()
+    harm = MeanHarm(aggregator, BaselineLearner(aggregator))
+    falls = [1.5 - 0.1 * tick for tick in range(10)]
+    monkeypatch.setattr(ChangeDetector, "add", lambda *_: None)
+    for tick, level in enumerate([*falls, 1.2, 1.4, *falls]):
+        monkeypatch.setattr(ChangeDetector, "levels", (level,))
+        harm._detector.onset_ns = 0
+        harm._standing = [finding(S.QUEUE_OVERLOAD)] if is_said or tick >= 12 else []
+        aggregator._at(tick * BUCKET_NS).first_tokens += 1
+        harm.on_tick(tick * BUCKET_NS)
+
+    assert harm._one_blow.has_passed is not is_said
