@@ -113,7 +113,8 @@ class MeanHarm:
         if self._detector.onset_ns is None:
             self._one_blow = OneBlow()
         elif counts.first_tokens or counts.later_tokens:  # an idle server shows no recovery
-            self._one_blow.add(self._detector.levels, is_said=bool(self._standing))
+            is_said = bool(self._standing)
+            self._one_blow.add(self._detector.levels, self.excess, is_said=is_said)
         is_over = previous_onset_ns is not None and self._detector.onset_ns is None
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
             self._learner.exclude_until(end_ns)
@@ -132,8 +133,7 @@ class MeanHarm:
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
         standing = self._settled(charged)
-        is_of_traffic = bool(standing) and standing[0].symptom in _OF_TRAFFIC
-        return [] if is_of_traffic and self._one_blow.has_passed else standing
+        return [] if standing and self._is_passing(standing[0].symptom) else standing
 
     def is_unexplained(self, end_ns: int) -> bool:
         """Requests are delayed, and have been for long: a burst that drains is no fault. A fuller
@@ -141,11 +141,18 @@ class MeanHarm:
         onset_ns = self._detector.onset_ns
         if self._is_unknown or onset_ns is None or end_ns - onset_ns <= UNEXPLAINED_NS:
             return False
+        if self._standing and self._is_passing(self._standing[0].symptom):
+            return False
         left = self.excess
         if self.blame is not None and not is_in_danger(self.blame, is_said=False):
             mean = (self.blame.excess_ns - self.blame.load_ns) / 1e9 / self.blame.seconds
             left = min(left, mean)
         return left > UNEXPLAINED_REQUESTS
+
+    def _is_passing(self, symptom: Symptom) -> bool:
+        """It may be a burst of healthy traffic, and what it held up is served."""
+        is_draining = symptom is Symptom.QUEUE_OVERLOAD and self._one_blow.is_draining
+        return is_draining or (symptom in _OF_TRAFFIC and self._one_blow.has_passed)
 
     def _promote_pending(self, end_ns: int) -> None:
         """A pending alarm fires when one cause was clear, and the same, in two ticks in a row."""

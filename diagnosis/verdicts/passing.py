@@ -1,7 +1,9 @@
 """Has the one blow of an alarm passed? A burst that drains is no fault, and is not said for long.
 
 The sums of an alarm fall slowly, so that a fault that pauses is held. Of an alarm that has had one
-blow only, nothing is said any more as soon as all its sums have been falling for three seconds.
+blow only, nothing is said any more as soon as all its sums have been falling for three seconds. The
+sums are cut at a ceiling and see late that a long queue drains: of a queue, nothing is said while
+fewer than half as many requests are delayed as at its worst.
 """
 
 from __future__ import annotations
@@ -10,21 +12,26 @@ from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.tail_thresholds import FALL_LEVEL, FALL_TICKS, RISE_LEVEL
-from diagnosis.thresholds import SUM_CEILING
+from diagnosis.thresholds import EASED_SHARE, SUM_CEILING
 
 
 class OneBlow:
-    """Follows the levels of the sums of one alarm. `has_passed`: its one blow is over. It is False
-    again when a sum has risen again, and stays so if a cause was said of a blow before."""
+    """Follows the levels of the sums of one alarm, and the number of requests that are delayed.
+    `has_passed`: its one blow is over. It is False again when a sum has risen again, and stays so
+    if a cause was said of a blow before. `is_draining`: it has had one blow only, and the number is
+    below half of its peak."""
 
     def __init__(self) -> None:
         self.has_passed = False
+        self.is_draining = False
+        self._peak = 0.0
         self._was_said = False
         self._came_back = False
         self._levels: deque[Sequence[float]] = deque(maxlen=FALL_TICKS + 1)
 
-    def add(self, levels: Sequence[float], *, is_said: bool) -> None:
-        """The levels at the end of a tick, each 1 at its threshold, and whether a cause stands."""
+    def add(self, levels: Sequence[float], excess: float, *, is_said: bool) -> None:
+        """The levels at the end of a tick, each 1 at its threshold, the number of requests that
+        are delayed, and whether a cause stands."""
         self._was_said = self._was_said or is_said
         self._levels.append(levels)
         changes = [now - before for before, now in zip(self._levels[0], levels, strict=True)]
@@ -36,3 +43,5 @@ class OneBlow:
         is_falling = is_falling and max(levels) < SUM_CEILING  # else it is as high as can be seen
         if is_falling and len(self._levels) > FALL_TICKS and not self._came_back:
             self.has_passed = True
+        self._peak = max(self._peak, excess)
+        self.is_draining = excess < EASED_SHARE * self._peak and not self._came_back

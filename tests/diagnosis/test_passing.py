@@ -14,7 +14,7 @@ def passed(levels: list[float], said_from: int = 0) -> list[bool]:
     """Of an alarm whose highest sum has these levels; two others are at rest."""
     blow, found = OneBlow(), list[bool]()
     for tick, level in enumerate(levels):
-        blow.add((level, 0.0, 0.2), is_said=tick >= said_from)
+        blow.add((level, 0.0, 0.2), 1.0, is_said=tick >= said_from)
         found.append(blow.has_passed)
     return found
 
@@ -34,7 +34,7 @@ def test_a_sum_at_its_ceiling_has_not_passed_while_another_falls() -> None:
     """The sum of a queue that grows cannot rise above its ceiling."""
     blow = OneBlow()
     for tick in range(10):
-        blow.add((SUM_CEILING, 1.5 - 0.1 * tick), is_said=True)
+        blow.add((SUM_CEILING, 1.5 - 0.1 * tick), 1.0, is_said=True)
 
     assert not blow.has_passed
 
@@ -55,6 +55,27 @@ def test_a_blow_of_which_nothing_was_said_is_not_one_that_came_back() -> None:
     assert found[9]
     assert not found[11]
     assert found[-1]
+
+
+def test_a_queue_drains_when_fewer_than_half_as_many_are_delayed_as_at_its_worst() -> None:
+    """Long before its sums, which are cut at their ceiling, have been falling for three seconds."""
+    blow, found = OneBlow(), list[bool]()
+    for delayed in (10.0, 30.0, 20.0, 14.0, 18.0, 6.0):
+        blow.add((SUM_CEILING, 0.3), delayed, is_said=True)
+        found.append(blow.is_draining)
+
+    assert found == [False, False, False, True, False, True]
+    assert not blow.has_passed
+
+
+def test_a_queue_that_came_back_once_is_said_while_it_drains() -> None:
+    falls = [1.5 - 0.1 * tick for tick in range(10)]
+    blow = OneBlow()
+    for level in (*falls, 1.2, 1.4, 1.2):
+        blow.add((level, 0.0), 10.0 * level - 5.0, is_said=True)
+    blow.add((1.1, 0.0), 0.0, is_said=True)
+
+    assert not blow.is_draining
 
 
 @given(st.lists(st.floats(0, 2), max_size=40))

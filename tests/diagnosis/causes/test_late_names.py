@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from diagnosis.attribution.charges import Blame
 from diagnosis.attribution.slow_steps import off_cpu_symptom
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
@@ -17,6 +18,7 @@ from diagnosis.detection.step_cost import Cost
 from diagnosis.detection.steps import FEATURES, StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
+from diagnosis.thresholds import SUM_CEILING, UNEXPLAINED_NS
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_findings import named_by_late
 from telemetry.costs.cost_model import BASELINE
@@ -122,3 +124,27 @@ def test_a_burst_in_two_parts_is_over_when_it_drains_unless_the_first_part_was_n
         harm.on_tick(tick * BUCKET_NS)
 
     assert harm._one_blow.has_passed is not is_said
+
+
+@pytest.mark.parametrize("cause", [S.QUEUE_OVERLOAD, S.LONG_PROMPTS])
+def test_of_a_burst_that_drains_its_queue_is_not_said_and_leaves_nothing_unexplained(
+    cause: Symptom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a queue held up is served; long prompts pause, and come back."""
+    aggregator = Aggregator()
+    harm = MeanHarm(aggregator, BaselineLearner(aggregator))
+    blame = Blame(1.0, 9e9, {}, {}, {}, None)
+    monkeypatch.setattr(MeanHarm, "_charge", lambda *_: (blame, [finding(cause)]))
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.is_in_danger", lambda *_, **__: True)
+    monkeypatch.setattr(ChangeDetector, "levels", (SUM_CEILING,))
+    harm._detector.onset_ns = -UNEXPLAINED_NS - 1
+    said, unexplained = [], []
+    for delayed in (20.0, 30.0, 12.0, 20.0):
+        harm._one_blow.add(harm._detector.levels, delayed, is_said=True)
+        harm.excess = delayed
+        said.append(bool(harm.findings(0, is_whole=True)))
+        unexplained.append(harm.is_unexplained(0))
+
+    is_queue = cause is S.QUEUE_OVERLOAD
+    assert said == [False, True, not is_queue, True]
+    assert unexplained == [True, True, not is_queue, True]
