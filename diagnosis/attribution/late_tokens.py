@@ -35,6 +35,7 @@ from diagnosis.detection.tail_thresholds import (
     COLD_HITS,
     COLD_RATIO,
     DECISIVE_SHARE,
+    FAR_RATIO,
     LEAST_STALL_NS,
     PAUSED_SHARE,
     SLOW_RATIO,
@@ -181,7 +182,8 @@ class LateCharger:
         stood = np.where(around > LEAST_STALL_NS, around, 0.0)
         stalls = over > np.maximum(LEAST_STALL_NS, STALL_RATIO * np.maximum(forward, 0.0))
         stood = stood + np.where(stalls, over, 0.0)
-        slow = np.where(~stalls & (over > SLOW_RATIO * np.maximum(forward, 1.0)), over, 0.0)
+        is_slow = over > SLOW_RATIO * np.maximum(forward, 1.0)
+        slow = np.where(~stalls & is_slow & cost.in_range(steps, FAR_RATIO), over, 0.0)
         self._name_slow(parts, float(stood.sum()), float(slow.sum()), begin_ns, end_ns)
         return parts
 

@@ -81,9 +81,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         found: np.ndarray = _step_terms(steps) @ np.array(self.step_terms)
         return found
 
-    def in_range(self, steps: Steps) -> np.ndarray:
-        """(steps,) bool: whether the model holds for a step of this size."""
-        no_more = (steps.features <= _RANGE_MARGIN * np.array(self.most)).all(axis=1)
+    def in_range(self, steps: Steps, ratio: float = 1.0) -> np.ndarray:
+        """(steps,) bool: whether the model holds for a step of this size, or of one that has
+        `ratio` times as much of each feature."""
+        most = ratio * _RANGE_MARGIN * np.array(self.most)
+        no_more = (steps.features <= most).all(axis=1)
         return np.asarray(no_more & (steps.decode_rows >= self.least_rows))
 
 

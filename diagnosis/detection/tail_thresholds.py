@@ -90,6 +90,12 @@ SLOW_RATIO: Annotated[
     "a step that takes so much more is slow",
     "by hand: single steps vary by a tenth without a fault",
 ] = 0.3
+FAR_RATIO: Annotated[
+    float,
+    "of the largest that the cost model holds for",
+    "a step with more of anything is not called slow: nobody knows how long it takes",
+    "by hand: a kernel may take another way, and a constant becomes small beside the rest",
+] = 3.0
 PAUSED_SHARE: Annotated[
     float,
     "of the stalled time",

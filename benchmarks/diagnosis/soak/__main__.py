@@ -1,7 +1,7 @@
 """Three hours of healthy traffic on real servers: how many false alarms, and how long are they?
 Does the autopilot leave them alone?
 
-    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--first 9950] [--most N]
+    .venv/bin/python -m benchmarks.diagnosis.soak [--segments 13] [--first 9970] [--most N]
         [--minutes 15] [--scale 1] [--work FOLDER] [--out FILE] [--again] [--fresh] [--mixed]
 
 Every segment is a server of its own with an automatic step budget and `--autopilot act`, under

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 
 from lab.drills.spec import Phases
 
-FIRST_SEED = 9950
+FIRST_SEED = 9970
 _EDGE_S = 55.0  # warm-up, reference and the end; what is between is as healthy
 _PATTERNS = (
     ("steady", 0.2), ("bursty", 0.7), ("daily", 0.85),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diagnosis.attribution.charges import Blame
+from diagnosis.attribution.late_tokens import LateCharger
 from diagnosis.attribution.slow_steps import off_cpu_symptom
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
@@ -106,6 +107,25 @@ def test_a_cause_is_withdrawn_after_as_many_ticks_without_it_as_it_was_charged()
 
     assert said == [False, *[True] * 4, *[True] * 4, False, False]
     assert [bool(harm._settled([starved])) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(("rows", "is_slow"), [(3, True), (9, True), (16, False)])
+def test_of_steps_far_larger_than_the_baseline_knows_nobody_says_that_they_are_slow(
+    rows: int, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cost that was learnt from batches of three rows prices one of sixteen far too low."""
+    aggregator = Aggregator()
+    blank = StepRow(*[0] * len(StepRow._fields))
+    one = blank._replace(
+        turn_ns=15 * MS, forward_ns=15 * MS, decode_rows=rows, decode_tokens=rows, end_ns=20 * MS
+    )
+    steps = Steps(np.array([one], dtype=np.float64))
+    monkeypatch.setattr(aggregator, "steps", lambda *_: steps)
+    cost = msgspec.structs.replace(TEN_MS, most=(3.0,) * len(FEATURES))
+    usual = msgspec.structs.replace(slo_baseline(), cost=cost)
+    charged = LateCharger(aggregator, usual)._charge_steps(0, 20 * MS)
+
+    assert sum(charged.values()) == (5 * MS if is_slow else 0)
 
 
 @pytest.mark.parametrize("is_said", [False, True])
