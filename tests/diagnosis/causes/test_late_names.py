@@ -159,7 +159,7 @@ def test_of_a_burst_that_drains_its_queue_is_not_said_and_leaves_nothing_unexpla
     monkeypatch.setattr(ChangeDetector, "levels", (SUM_CEILING,))
     harm._detector.onset_ns = -UNEXPLAINED_NS - 1
     said, unexplained = [], []
-    for delayed in (20.0, 30.0, 12.0, 20.0):
+    for delayed in (30.0, 30.0, 12.0, 20.0):
         harm._one_blow.add(harm._detector.levels, delayed, is_said=True)
         harm.excess = delayed
         said.append(bool(harm.findings(0, is_whole=True)))
