@@ -69,7 +69,7 @@ def test_a_queue_drains_when_fewer_than_half_as_many_are_delayed_as_at_its_worst
 
 
 def test_a_long_queue_is_said_until_half_of_it_drains_within_three_seconds() -> None:
-    """Two hundred who wait beyond what is promised are no less a fault if it were four hundred."""
+    """Half of four hundred delayed requests are still an overload."""
     blow, found = OneBlow(), list[bool]()
     for delayed in (400.0, *[400.0 - 20 * tick for tick in range(20)]):
         blow.add((SUM_CEILING, 0.3), delayed, is_said=True)

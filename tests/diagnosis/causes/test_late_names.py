@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from diagnosis.attribution.charges import Blame
+from diagnosis.attribution.charges import Blame, Charges
 from diagnosis.attribution.late_tokens import LateCharger
 from diagnosis.attribution.slow_steps import off_cpu_symptom
 from diagnosis.detection.aggregator import Aggregator
@@ -146,6 +146,23 @@ def test_a_burst_in_two_parts_is_over_when_it_drains_unless_the_first_part_was_n
     assert harm._one_blow.has_passed is not is_said
 
 
+def test_a_tick_tells_the_blow_how_many_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregator = Aggregator()
+    harm = MeanHarm(aggregator, BaselineLearner(aggregator))
+    monkeypatch.setattr(ChangeDetector, "add", lambda *_: None)
+    found = list[bool]()
+    for tick, delayed in enumerate((30.0, 30.0, 12.0)):
+        monkeypatch.setattr(
+            "diagnosis.verdicts.mean_harm.excess_in_flight", lambda *_, n=delayed: (n,)
+        )
+        harm._detector.onset_ns = 0
+        aggregator._at(tick * BUCKET_NS).first_tokens += 1
+        harm.on_tick(tick * BUCKET_NS)
+        found.append(harm._one_blow.is_draining)
+
+    assert found == [False, False, True]
+
+
 @pytest.mark.parametrize("cause", [S.QUEUE_OVERLOAD, S.LONG_PROMPTS])
 def test_of_a_burst_that_drains_its_queue_is_not_said_and_leaves_nothing_unexplained(
     cause: Symptom, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +170,7 @@ def test_of_a_burst_that_drains_its_queue_is_not_said_and_leaves_nothing_unexpla
     """What a queue held up is served; long prompts pause, and come back."""
     aggregator = Aggregator()
     harm = MeanHarm(aggregator, BaselineLearner(aggregator))
-    blame = Blame(1.0, 9e9, {}, {}, {}, None)
+    blame = Blame(1.0, 9e9, {}, Charges(), {}, None)
     monkeypatch.setattr(MeanHarm, "_charge", lambda *_: (blame, [finding(cause)]))
     monkeypatch.setattr("diagnosis.verdicts.mean_harm.is_in_danger", lambda *_, **__: True)
     monkeypatch.setattr(ChangeDetector, "levels", (SUM_CEILING,))
